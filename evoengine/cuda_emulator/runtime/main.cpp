@@ -190,8 +190,7 @@ void set_geometry(const CallHeader& call) {
     gridDim = {call.grid[0], call.grid[1], call.grid[2]};
     blockDim = {call.block[0], call.block[1], call.block[2]};
     const uint64_t threads = uint64_t(blockDim.x) * blockDim.y * blockDim.z;
-    if (!threads || threads > max_threads)
-        crash("a block of %lu threads: it must have 1 to %u", threads, max_threads);
+    if (!threads || threads > max_threads) crash("a block of %lu threads: it must have 1 to %u", threads, max_threads);
     launch = {gridDim, unsigned(threads), call.shared_bytes};
     check_cluster();
 }

@@ -67,7 +67,8 @@ struct Counter : Observer {
 
 constexpr int PIECE = 6;  // log2 of 64 bytes
 
-// Pieces of memory with how often they were asked for, by how many blocks, and how many of these came first; open addressing.
+// Pieces of memory with how often they were asked for, by how many blocks, and how many of these came first; open
+// addressing.
 class Pieces {
  public:
   // `waits`: how often the warp that asks has waited for its loads before.
@@ -103,7 +104,9 @@ class Pieces {
   };
 
   // neighbours lie beside each other, as they are asked for one after the other
-  size_t place(u64 piece) const { return ((piece >> 3) * 0x9e3779b97f4a7c15ull >> 20 << 3 | (piece & 7)) & (table.size() - 1); }
+  size_t place(u64 piece) const {
+    return ((piece >> 3) * 0x9e3779b97f4a7c15ull >> 20 << 3 | (piece & 7)) & (table.size() - 1);
+  }
 
   Entry& at(u64 piece) {
     size_t n = place(piece);
@@ -137,12 +140,17 @@ struct Surveyor : Counter {
     u8 scoreboards = 0;  // of pending loads
     u32 waits = 0;       // for loads, so far
   };
-  std::vector<Loading> warps;          // of the block
-  u32 waits = 0;                       // of the warp that runs
+  std::vector<Loading> warps;  // of the block
+  u32 waits = 0;               // of the warp that runs
   const std::vector<Allocation>& allocations;
 
-  explicit Surveyor(const std::vector<Allocation>& all) 
-      : found(all.size()), first(all.size(), NAN), in(all.size()), eviction(all.size()), boxes(all.size()), allocations(all) {}
+  explicit Surveyor(const std::vector<Allocation>& all)
+      : found(all.size()),
+        first(all.size(), NAN),
+        in(all.size()),
+        eviction(all.size()),
+        boxes(all.size()),
+        allocations(all) {}
 
   void saw(const Context& c, const Instruction& i) override {
     Counter::saw(c, i);
@@ -314,8 +322,8 @@ struct FirstComparisons : Observer {
 }  // namespace
 
 std::vector<std::vector<Compared>> compared(const Program& program, const Launch& launch,
-                                            const std::vector<Allocation>& allocations, const std::vector<u8>* banks, u64 seed,
-                                            const std::vector<u64>& blocks, u64 limit, int at) {
+                                            const std::vector<Allocation>& allocations, const std::vector<u8>* banks,
+                                            u64 seed, const std::vector<u64>& blocks, u64 limit, int at) {
   std::vector<std::vector<Compared>> found;
   for (u64 block : blocks) {
     FirstComparisons observer(program, at);

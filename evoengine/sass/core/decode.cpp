@@ -55,7 +55,7 @@ bool suffix(Operand& o, string_view s) {
       {"B0", 4},    {"B1", 5},    {"B2", 6},    {"B3", 7}, {"F32", 8},
   };
   if (s == "64") return o.wide = true;
-  if (s == "reuse") return true;              // the control word has it too
+  if (s == "reuse") return true;                             // the control word has it too
   if (s == "ROW" || s == "COL" || s == "SIGN") return true;  // IMMA and PLOP3 read the operand's text
   for (const auto& [name, part] : PARTS)
     if (s == name) return o.part = u8(part), true;
@@ -262,8 +262,8 @@ bool instruction(Instruction& i, string_view s) {
 const Opcode* opcode(string_view base) {
   static const auto* names = [] {
     auto* all = new std::unordered_map<string_view, const Opcode*>;
-    for (const Opcode* table : {INTEGER, BITS, MOVES, WARPS, FLOATING, DOUBLE, HALF, CONVERT, CONTROL, MEMORY, ATOMIC,
-                                MATRIX, ASYNC})
+    for (const Opcode* table :
+         {INTEGER, BITS, MOVES, WARPS, FLOATING, DOUBLE, HALF, CONVERT, CONTROL, MEMORY, ATOMIC, MATRIX, ASYNC})
       for (const Opcode* o = table; o->name; ++o) all->emplace(o->name, o);
     return all;
   }();
@@ -271,8 +271,9 @@ const Opcode* opcode(string_view base) {
   return found == names->end() ? nullptr : found->second;
 }
 
-// Products of 8 × 8 × 4 in an instruction that multiplies matrices, of a warp: the shape is in its first modifier, as rows,
-// columns and depth in decimal digits (16816, 8x8x4, 64x128x16, of whose rows a warp has 16). 0 of any other instruction.
+// Products of 8 × 8 × 4 in an instruction that multiplies matrices, of a warp: the shape is in its first modifier, as
+// rows, columns and depth in decimal digits (16816, 8x8x4, 64x128x16, of whose rows a warp has 16). 0 of any other
+// instruction.
 u32 products_of(const Instruction& i, string_view base) {
   static constexpr string_view PRODUCTS[] = {"HMMA", "QMMA", "IMMA", "DMMA", "HGMMA", "QGMMA", "IGMMA"};
   if (std::find(std::begin(PRODUCTS), std::end(PRODUCTS), base) == std::end(PRODUCTS)) return 0;
@@ -288,19 +289,27 @@ u32 products_of(const Instruction& i, string_view base) {
 
 // The executor's requirements on every instruction that it runs.
 void classify(Instruction& i, string_view base) {
-  auto is_one_of = [&](std::initializer_list<string_view> names) { return std::find(names.begin(), names.end(), base) != names.end(); };
+  auto is_one_of = [&](std::initializer_list<string_view> names) {
+    return std::find(names.begin(), names.end(), base) != names.end();
+  };
   const bool atomic = is_one_of({"ATOM", "ATOMG", "RED", "REDG"});
   if (atomic || (is_one_of({"LD", "LDG", "ST", "STG"}) && (has(i, "STRONG") || has(i, "MMIO"))))
     i.strength = has(i, "SM") || has(i, "CTA") ? BLOCK_STRONG : GPU_STRONG;
-  if (is_one_of({"UBLKRED", "UTMAREDG"})) i.strength = GPU_STRONG;  // each element by itself, relaxed and of the GPU's scope
+  if (is_one_of({"UBLKRED", "UTMAREDG"}))
+    i.strength = GPU_STRONG;  // each element by itself, relaxed and of the GPU's scope
   i.changes_global = atomic || is_one_of({"ST", "STG", "UTMASTG", "UTMAREDG", "UBLKRED"});
-  i.acts = is_one_of({"ST", "STG", "STS", "STSM", "LDGSTS", "LDGDEPBAR", "ARRIVES", "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP",
-                      "UBLKRED", "UTMACMDFLUSH", "HGMMA", "QGMMA", "IGMMA", "BAR", "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
+  i.acts = is_one_of({"ST",      "STG",     "STS",      "STSM",        "LDGSTS",     "LDGDEPBAR",    "ARRIVES",
+                      "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP",      "UBLKRED",    "UTMACMDFLUSH", "HGMMA",
+                      "QGMMA",   "IGMMA",   "BAR",      "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
            (base == "SYNCS" && !has(i, "PHASECHK"));
   if (const u32 products = products_of(i, base)) {
     i.visit = Visit::Product, i.products = products;
     i.fp16_sums = base == "IMMA" || ((base == "HMMA" || base == "QMMA") && has(i, "F16"));
-    i.mma_work = base == "DMMA" ? 1 : products / 8.0 * (base == "IMMA" || base == "QMMA" ? 0.5 : has(i, "TF32") ? 2 : 1);
+    i.mma_work = base == "DMMA" ? 1
+                                : products / 8.0 *
+                                      (base == "IMMA" || base == "QMMA" ? 0.5
+                                       : has(i, "TF32")                 ? 2
+                                                                        : 1);
   }
   i.widens = base == "HADD2" && has(i, "F32");
   i.high = base == "IMAD" && has(i, "HI");

@@ -147,24 +147,24 @@ bool Timing::issue(Sm& sm, Part& part) {
 void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, double& read) {
   bool two = rates.fma_interval < 2;
   switch (i.pipe) {
-    case Pipe::Fma:
-      occupy_fma(sm, part);
-      break;
-    case Pipe::FmaHeavy:
-      {
-        double interval = i.high ? std::max(rates.imad_interval, rates.imad_high_interval) : rates.imad_interval;
-        part.heavy = now + arithmetic(sm, interval);
-        result.fma += two ? interval / 2 : interval;
-      }
-      break;
+    case Pipe::Fma: occupy_fma(sm, part); break;
+    case Pipe::FmaHeavy: {
+      double interval = i.high ? std::max(rates.imad_interval, rates.imad_high_interval) : rates.imad_interval;
+      part.heavy = now + arithmetic(sm, interval);
+      result.fma += two ? interval / 2 : interval;
+    } break;
     case Pipe::Half:
-      part.half = now + arithmetic(sm, i.widens ? std::max(rates.half_interval, rates.widen_interval) : rates.half_interval);
+      part.half =
+          now + arithmetic(sm, i.widens ? std::max(rates.half_interval, rates.widen_interval) : rates.half_interval);
       break;
     case Pipe::Alu:
       part.alu = now + arithmetic(sm, rates.alu_interval);
       result.alu += rates.alu_interval;
       break;
-    case Pipe::Fp64: part.fp64 = now + rates.fp64_interval; done = now + rates.fp64_interval + 8; break;
+    case Pipe::Fp64:
+      part.fp64 = now + rates.fp64_interval;
+      done = now + rates.fp64_interval + 8;
+      break;
     case Pipe::Mufu:
       occupy_mufu(sm, part, done, read);
       if (is(i, "REDUX")) done += rates.redux_latency - rates.mufu_latency;
@@ -233,7 +233,7 @@ double Timing::issue_gap(Slot& slot, const Instruction& i) {
 
 // Warps that ask for a fence at the same time get it together; one that asks while another is under way waits longer.
 double Timing::fence_latency(Sm& sm) {
-  bool with_others = now < sm.fenced + TOGETHER, busy = sm.fence > now;
+  bool with_others = now<sm.fenced + TOGETHER, busy = sm.fence> now;
   if (!with_others) sm.fenced = now;
   double latency = busy && !with_others ? rates.membar_busy_latency : rates.membar_latency;
   sm.fence = std::max(sm.fence, now + latency);
@@ -258,7 +258,8 @@ void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int in
   occupy(sm, part, i, done, read);
   if (i.opcode == "CCTL.IVALL") sm.l1->forget();
   const Access& access = slot.context->access;
-  if (access.space != Access::Space::None && !access.asynchronous && access.lanes) touch(sm, slot, access, done, read, far);
+  if (access.space != Access::Space::None && !access.asynchronous && access.lanes)
+    touch(sm, slot, access, done, read, far);
   for (auto [barrier, at] : {std::pair{i.write_barrier, done}, {i.read_barrier, read}}) {
     if (barrier > 5) continue;
     if (at > slot.scoreboard[barrier]) slot.long_scoreboard[barrier] = far;
@@ -305,7 +306,8 @@ void Timing::attribute(Slot& slot, int index) {
   u8 mask = program->code[index].wait_mask;
   double near = 0, far = 0;
   for (int n = 0; n < 6; n++)
-    if (mask >> n & 1) (slot.long_scoreboard[n] ? far : near) = std::max(slot.long_scoreboard[n] ? far : near, slot.scoreboard[n]);
+    if (mask >> n & 1)
+      (slot.long_scoreboard[n] ? far : near) = std::max(slot.long_scoreboard[n] ? far : near, slot.scoreboard[n]);
   until(near, Stall::ShortScoreboard);
   until(far, Stall::LongScoreboard);
   if (slot.waited) {
@@ -336,7 +338,8 @@ std::array<u8, 2> reads_of(const std::vector<Instruction>& code, size_t index) {
     bool kept = false;
     if (index > 0 && n < code[index - 1].operands.size()) {
       const Operand& before = code[index - 1].operands[n];
-      kept = (code[index - 1].reuse >> (n - 1) & 1) && before.kind == Operand::Kind::Register && before.index == o.index;
+      kept =
+          (code[index - 1].reuse >> (n - 1) & 1) && before.kind == Operand::Kind::Register && before.index == o.index;
     }
     if (!kept) reads[o.index & 1]++;
   }
@@ -358,8 +361,7 @@ Timing::Timing(const TimingRequest& asked, int sms) : request(asked), rates(aske
 void Timing::note_progress() {
   if (result.issued < next_note) return;
   next_note = result.issued + note_step;
-  result.progress.push_back(
-      {now, double(result.issued), result.tensor_work, result.stored, double(result.ended)});
+  result.progress.push_back({now, double(result.issued), result.tensor_work, result.stored, double(result.ended)});
   if (result.progress.size() < MOST_PROGRESS) return;
   for (size_t n = 0; 2 * n + 1 < result.progress.size(); n++) result.progress[n] = result.progress[2 * n + 1];
   result.progress.resize(MOST_PROGRESS / 2);
@@ -415,8 +417,8 @@ Timed Timing::simulate() {
   return result;
 }
 
-Timed time_sm(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
-              u64 seed, const TimingRequest& request) {
+Timed time_sm(const Program& program, const Launch& launch, std::vector<Allocation> allocations,
+              const std::vector<u8>* banks, u64 seed, const TimingRequest& request) {
   Timing machine(request, int(launch.cluster[0] * launch.cluster[1] * launch.cluster[2]));
   machine.program = &program;
   machine.launch = launch;

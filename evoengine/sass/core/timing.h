@@ -7,6 +7,7 @@ namespace sass {
 
 // A chip's rates; chips.toml says what each is and where it comes from. Intervals are clocks between two warp
 // instructions of one sub-partition, unless they say otherwise.
+// clang-format off: a list of names
 #define SASS_RATES(X)                                                                                                 \
   X(fma_interval) X(imad_interval) X(half_interval) X(alu_interval) X(fp64_interval) X(mufu_interval)                 \
   X(widen_interval) X(imad_high_interval)                                                                              \
@@ -24,6 +25,7 @@ namespace sass {
   X(block_drift) X(torn_copy_clocks) X(torn_copy_sectors) X(l2_burst)                                                                 \
   X(mbarrier_latency) X(mbarrier_wake) X(tma_latency) X(tma_issue) X(tma_bytes_per_clock) X(tma_in_flight_bytes)      \
   X(multicast_latency) X(l2_written_bytes) X(dram_turn_cost) X(dram_loaded_delay) X(local_from_dram)
+// clang-format on
 
 struct Rates {
 #define SASS_FIELD(name) double name = 0;
@@ -32,7 +34,16 @@ struct Rates {
 };
 
 enum class Stall : u8 {
-  Fixed, ShortScoreboard, LongScoreboard, Barrier, TransactionBarrier, Wgmma, AsyncCopy, Pipe, MemoryQueue, NotSelected,
+  Fixed,
+  ShortScoreboard,
+  LongScoreboard,
+  Barrier,
+  TransactionBarrier,
+  Wgmma,
+  AsyncCopy,
+  Pipe,
+  MemoryQueue,
+  NotSelected,
 };
 constexpr int STALLS = 10;
 
@@ -53,7 +64,9 @@ struct TimingRequest {
 };
 
 // How far an SM had come.
+// clang-format off: a list of names
 #define SASS_PROGRESS(X) X(clocks) X(issued) X(tensor_work) X(stored) X(ended)
+// clang-format on
 struct Progress {
 #define SASS_FIELD(name) double name = 0;
   SASS_PROGRESS(SASS_FIELD)
@@ -62,18 +75,18 @@ struct Progress {
 constexpr int MOST_PROGRESS = 256;
 
 struct Timed {
-  double clocks = 0;             // until the last block ended, or the limit was reached
+  double clocks = 0;  // until the last block ended, or the limit was reached
   u64 issued = 0;
   bool finished = false;
-  double tensor_work = 0;        // clocks of one sub-partition's tensor core that were begun
-  double stored = 0;             // sectors
-  u64 ended = 0;                 // blocks
+  double tensor_work = 0;  // clocks of one sub-partition's tensor core that were begun
+  double stored = 0;       // sectors
+  u64 ended = 0;           // blocks
   // busy clocks of the four sub-partitions together; of the SM for those of the second line
   double issue = 0, fma = 0, alu = 0, mufu = 0, tensor = 0, uniform = 0, memory = 0;
   double shared = 0, l2 = 0, l2_in = 0, dram = 0;
   double l1_hits = 0;
-  std::vector<Progress> progress;                // evenly spaced in issued instructions
-  std::vector<u64> issues;                       // per instruction
+  std::vector<Progress> progress;                  // evenly spaced in issued instructions
+  std::vector<u64> issues;                         // per instruction
   std::vector<std::array<double, STALLS>> stalls;  // clocks per instruction and reason, over all warps
 };
 
