@@ -36,7 +36,7 @@ const TensorMap* find_map(const void* given, const int* at, unsigned rank, const
     check_aligned(what, reinterpret_cast<uintptr_t>(given), 64, "tensor map's", line);
     const TensorMap* map = static_cast<const TensorMap*>(given)->self;
     bool known = std::find(maps, maps + map_count, map) != maps + map_count;
-    if (!known || memcmp(map, given, sizeof *map))
+    if (!known || memcmp(map, given, sizeof *map) != 0)
         crash("%s at line %d: there is no tensor map at its address", what, line);
     if (const long begins = long(at[0]) * map->element; begins % 16)
         crash("%s at line %d: its box begins %ld bytes into a row, which must be a multiple of 16", what, line, begins);

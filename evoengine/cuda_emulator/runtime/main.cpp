@@ -150,7 +150,7 @@ void read_contents(unsigned round) {
 
 void find_kernel(const char* name) {
     for (const Entry* e = all_entries; e; e = e->next) {
-        if (strcmp(e->kernel.name, name)) continue;
+        if (strcmp(e->kernel.name, name) != 0) continue;
         kernel = e->kernel;
         return;
     }
@@ -197,7 +197,7 @@ void set_geometry(const CallHeader& call) {
 
 const Constant& find_constant(const ArgumentHeader& given) {
     for (const Constant* found = constants; found->name; ++found) {
-        if (strcmp(found->name, given.name)) continue;
+        if (strcmp(found->name, given.name) != 0) continue;
         if (given.bytes > found->bytes)
             crash("__constant__ %s has %lu bytes, the launch gives %lu", given.name, found->bytes, given.bytes);
         return *found;

@@ -191,6 +191,7 @@ int sass_run_blocks(void* program, const SassLaunch* from, const uint64_t* block
         Pool pooled{pool, pool_pages};
         std::deque<Sparse> sparse = sparse_of(*from, allocations, pooled);
         std::vector<ChosenBlock> chosen;
+        chosen.reserve(size_t(count));
         for (int n = 0; n < count; n++) chosen.push_back({cluster_starts(launch, blocks + n, 1)[0], limits[n]});
         last_traces.clear();
         last_traces = run_blocks(*static_cast<Program*>(program), launch, allocations, banks.data(), from->seed, chosen,
@@ -209,8 +210,8 @@ const void* sass_traces(uint64_t* bytes) {
 #define SASS_NAME(name) #name "\n"
 // what `Timed` says in single numbers
 // clang-format off: a list of names
-#define SASS_TIMES(X)                                                                                          \
-  X(clocks) X(issued) X(finished) X(tensor_work) X(stored) X(ended) X(issue) X(fma) X(alu) X(mufu) X(tensor)   \
+#define SASS_TIMES(X)                                                                                        \
+  X(clocks) X(issued) X(finished) X(tensor_work) X(stored) X(ended) X(issue) X(fma) X(alu) X(mufu) X(tensor) \
   X(uniform) X(memory) X(shared) X(l2) X(dram) X(l1_hits)
 // clang-format on
 

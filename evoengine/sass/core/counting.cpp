@@ -28,11 +28,11 @@ struct Counter : Observer {
       case Pipe::Branch: counts.branch++; break;
       case Pipe::Tensor:
         counts.tensor++;
-        if (i.opcode[1] != 'G') (i.fp16_sums ? counts.hmma_fp16 : counts.hmma) += i.mma_work;
+        if (!is_group_product(i)) (i.fp16_sums ? counts.hmma_fp16 : counts.hmma) += i.mma_work;
         break;
       case Pipe::None: break;
     }
-    counts.barriers += i.opcode.starts_with("BAR.");
+    counts.barriers += i.op == Op::BAR;
     if (c.lanes && c.access.space != Access::Space::None) add(c.access);
   }
 
@@ -284,7 +284,7 @@ u64 count_lone_warp(const Program& program, const Launch& launch, const std::vec
 namespace {
 
 bool compares_integers(const Instruction& i) {
-  return (i.opcode.starts_with("ISETP") || i.opcode.starts_with("UISETP")) && i.operands.size() > 3;
+  return (i.op == Op::ISETP || i.op == Op::UISETP) && i.operands.size() > 3;
 }
 
 struct FirstComparisons : Observer {

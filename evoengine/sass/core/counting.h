@@ -12,12 +12,11 @@ namespace sass {
 // `hmma` is in m16n8k16. `of_first_warps`,
 // `of_last_warps`: instructions of the first and last warp of each block.
 // clang-format off: a list of names
-#define SASS_COUNTS(X)                                                                                          \
-  X(instructions) X(fma) X(imad) X(half) X(alu) X(fp64) X(mufu) X(memory) X(uniform) X(branch) X(tensor)         \
-  X(hmma) X(hmma_fp16) X(shared_accesses) X(wavefronts) X(global_loads) X(sectors_loaded) X(global_stores)       \
-  X(sectors_stored)                                                                                               \
-  X(local_accesses) X(tensor_bytes_loaded) X(tensor_bytes_stored) X(tensor_sectors_loaded)                        \
-  X(tensor_sectors_stored) X(tensor_clock_columns) X(barriers) X(of_first_warps) X(of_last_warps) X(complete)
+#define SASS_COUNTS(X)                                                                                               \
+  X(instructions) X(fma) X(imad) X(half) X(alu) X(fp64) X(mufu) X(memory) X(uniform) X(branch) X(tensor) X(hmma)     \
+  X(hmma_fp16) X(shared_accesses) X(wavefronts) X(global_loads) X(sectors_loaded) X(global_stores) X(sectors_stored) \
+  X(local_accesses) X(tensor_bytes_loaded) X(tensor_bytes_stored) X(tensor_sectors_loaded) X(tensor_sectors_stored)  \
+  X(tensor_clock_columns) X(barriers) X(of_first_warps) X(of_last_warps) X(complete)
 // clang-format on
 
 struct Counts {
@@ -29,9 +28,9 @@ struct Counts {
 // What blocks touch of an allocation: sectors that they ask for, each time they do, and bytes that any of them touches,
 // counted in pieces of 64 bytes, which is what a DRAM gives at the least.
 // clang-format off: a list of names
-#define SASS_TOUCHED(X)                                                                                          \
+#define SASS_TOUCHED(X)                                                                                            \
   X(loaded) X(loaded_together) X(stored) X(bytes_loaded_half) X(bytes_loaded) X(bytes_stored_half) X(bytes_stored) \
-  X(whole_loaded) X(whole_bytes_loaded) X(whole_found) X(whole_first) X(in_whole) X(loaders) X(loaders_in_step)      \
+  X(whole_loaded) X(whole_bytes_loaded) X(whole_found) X(whole_first) X(in_whole) X(loaders) X(loaders_in_step)    \
   X(eviction)
 // clang-format on
 

@@ -235,6 +235,14 @@ void control(Instruction& i) {
   i.reuse = field(58, 4);
 }
 
+Op op_of(string_view base) {
+#define SASS_NAME(name) {#name, Op::name},
+  static const std::unordered_map<string_view, Op> OPS = {SASS_OPS(SASS_NAME)};
+#undef SASS_NAME
+  const auto found = OPS.find(base);
+  return found == OPS.end() ? Op::Other : found->second;
+}
+
 // `@!UP0 IADD3.X R1, …` without its semicolon. False if an operand or the guard is unknown.
 bool instruction(Instruction& i, string_view s) {
   s = trim(s);
@@ -252,6 +260,7 @@ bool instruction(Instruction& i, string_view s) {
   string_view name = next_part(s, ' ');
   i.opcode = string(name);
   const string_view base = next_part(name, '.');
+  i.op = op_of(base);
   while (!name.empty()) i.modifiers.emplace_back(next_part(name, '.'));
   i.sparse = !i.modifiers.empty() && i.modifiers[0] == "SP";
   if (i.sparse) i.modifiers.erase(i.modifiers.begin());
@@ -408,7 +417,7 @@ void append(Program& program, std::vector<bool>& known, string_view rest) {
       i.address += base;
       i.word[0] = encoding(line.substr(comment));
       known.push_back(instruction(i, line.substr(end + 2, semicolon - end - 2)));
-    } else if (line.ends_with(":")) {
+    } else if (line.ends_with(':')) {
       program.labels[string(line.substr(0, line.size() - 1))] = int(program.code.size());
     }
   }
@@ -443,10 +452,10 @@ Program decode(string_view listing, string_view entry) {
   std::vector<bool> known;
   append(program, known, section(listing, entry));
   for (size_t k = 0; k < program.code.size(); k++) {  // functions in sections of their own, and what they call
-    if (!program.code[k].opcode.starts_with("CALL")) continue;
+    if (program.code[k].op != Op::CALL) continue;
     for (size_t n = 0; n < program.code[k].operands.size(); n++) {
       const string name = program.code[k].operands[n].text;
-      if (program.code[k].operands[n].kind != Operand::Kind::Label || program.labels.count(name)) continue;
+      if (program.code[k].operands[n].kind != Operand::Kind::Label || program.labels.contains(name)) continue;
       if (listing.find(".section\t.text." + name + ",") != listing.npos) append(program, known, section(listing, name));
     }
   }

@@ -17,9 +17,10 @@ std::string slot_name(Slot16);
 
 // Instructions that deliver results and read operands with the same latency.
 // clang-format off: a list of names
-#define SASS_UNITS(X)                                                                                                  \
-  X(Other) X(Fma) X(WideLow) X(WideHigh) X(Alu) X(Half) X(HalfHeavy) X(Tensor) X(ShortTensor) X(IntegerTensor) X(Double) X(Uniform) X(UniformMove) X(UniformFloat) X(Special) X(ToUniform)    \
-  X(FromPredicates) X(Vote) X(Memory) X(AtomicValue) X(Indexed) X(Sync) X(Xu) X(Branch) X(Group) X(Scoreboard) X(Guard)
+#define SASS_UNITS(X)                                                                                             \
+  X(Other) X(Fma) X(WideLow) X(WideHigh) X(Alu) X(Half) X(HalfHeavy) X(Tensor) X(ShortTensor) X(IntegerTensor)    \
+  X(Double) X(Uniform) X(UniformMove) X(UniformFloat) X(Special) X(ToUniform) X(FromPredicates) X(Vote) X(Memory) \
+  X(AtomicValue) X(Indexed) X(Sync) X(Xu) X(Branch) X(Group) X(Scoreboard) X(Guard)
 // clang-format on
 enum class Unit : u8 {
 #define SASS_NAME(name) name,
@@ -33,7 +34,9 @@ const char* unit_name(Unit);
 
 // The queues in which instructions of variable latency wait.
 // clang-format off: a list of names
-enum class Queue : u8 { None, Shared, Global, Constant, Xu, Reduce, Barriers, ToUniform, Tensor, DoubleTensor, TensorMemory };
+enum class Queue : u8 {
+  None, Shared, Global, Constant, Xu, Reduce, Barriers, ToUniform, Tensor, DoubleTensor, TensorMemory
+};
 // clang-format on
 // Whether the scoreboard of a later instruction shows that an earlier one's result is available too.
 bool answers_in_order(Queue);

@@ -84,8 +84,8 @@ bool Order::excuse(const GlobalTouch& t, u32 lane, u64 offset, u32 record, bool 
   const GlobalAccess &own = world.records[t.record], &other = world.records[record];
   const GlobalAccess &reader = wrote ? own : other, &writer = wrote ? other : own;
   const u64 store = store_of(reader.rank, reader.warp, writer.index);
-  if (stored_by.count(store)) return false;
-  if (!excused.count(store)) excused[store] = race_text(t, lane, offset, record, wrote);
+  if (stored_by.contains(store)) return false;
+  if (!excused.contains(store)) excused[store] = race_text(t, lane, offset, record, wrote);
   return true;
 }
 
@@ -219,7 +219,7 @@ void Order::take(View& view, u64 of, const Told& told) const {
 void Order::synchronise(const Warp& w, const Instruction& i, u64 address, Touch kind) {
   if (!world.fences || !i.strength) return;
   const u32 id = agent_of(w);
-  const bool reads = kind == Touch::Read || (kind == Touch::Atomic && !i.opcode.starts_with("RED"));
+  const bool reads = kind == Touch::Read || (kind == Touch::Atomic && i.op != Op::RED && i.op != Op::REDG);
   if (reads)
     if (const auto found = world.locations.find(address); found != world.locations.end())
       for (const auto& [of, told] : found->second) {

@@ -130,8 +130,6 @@ bool merge(State& to, const State& from) {
 
 // ── one look ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-bool starts(const Instruction& i, std::string_view name) { return i.opcode.starts_with(name); }
-
 // The successors of an instruction.
 struct Successors {
   bool next = true;
@@ -147,12 +145,12 @@ Successors successors(const Instruction& i) {
     if (o.kind == Operand::Kind::Label) s.target = o.target;
     else if (o.kind == Operand::Kind::Predicate || o.kind == Operand::Kind::UniformPredicate)
       always &= o.index == PT && !o.negate;
-  if (starts(i, "BRA") || starts(i, "JMP")) s.next = !always || has(i, "DIV") || has(i, "CONV");
-  else if (starts(i, "CALL") && i.operands[0].kind == Operand::Kind::Register) s.target = -1;  // of what is not known
-  else if (starts(i, "CALL")) s.calls = true, s.next = !always;
-  else if (starts(i, "RET")) s.returns = true, s.target = -1, s.next = !always;
-  else if (starts(i, "EXIT") || starts(i, "BRX") || starts(i, "JMX")) s.target = -1, s.next = !always;
-  else if (!starts(i, "WARPSYNC")) s.target = -1;  // of BSSY: where lanes meet again
+  if (i.op == Op::BRA || i.op == Op::JMP) s.next = !always || has(i, "DIV") || has(i, "CONV");
+  else if (i.op == Op::CALL && i.operands[0].kind == Operand::Kind::Register) s.target = -1;  // of what is not known
+  else if (i.op == Op::CALL) s.calls = true, s.next = !always;
+  else if (i.op == Op::RET) s.returns = true, s.target = -1, s.next = !always;
+  else if (i.op == Op::EXIT || i.op == Op::BRX || i.op == Op::JMX) s.target = -1, s.next = !always;
+  else if (i.op != Op::WARPSYNC) s.target = -1;  // of BSSY: where lanes meet again
   return s;
 }
 
@@ -196,10 +194,10 @@ class Look {
     if (is_new || merge(at->second, state)) waiting.insert(place);
   }
 
-  void block(Place place, State state) {
+  void block(const Place& place, State state) {
     int now = 0;
     for (int index = place.first;; index++) {
-      if (index != place.first && leaders.count(index)) return reach({index, place.second}, aged(state, now));
+      if (index != place.first && leaders.contains(index)) return reach({index, place.second}, aged(state, now));
       if (index >= int(code.size())) return;
       instruction(state, index, now);
       now += std::max<int>(1, code[index].stall);
@@ -283,8 +281,8 @@ class Look {
     for (const Use& u : e.writes)
       if (u.slot != ORDER_SLOT) check_write(state, u, index, guard);
     if (e.unit == Unit::Group) return group_product(state, index, now);
-    if (starts(i, "WARPGROUP")) return warpgroup(state, i);
-    if (starts(i, "USETMAXREG"))
+    if (i.op == Op::WARPGROUP) return warpgroup(state, i);
+    if (i.op == Op::USETMAXREG)
       for (const Operand& o : i.operands)
         if (o.kind == Operand::Kind::Immediate) state.registers = int(o.immediate);
     overwrite(state, e, guard);
@@ -322,7 +320,7 @@ class Look {
   void wait(State& state, int index) {
     const Instruction& i = code[index];
     u8 mask = i.wait_mask;
-    if (starts(i, "DEPBAR") && !i.operands.empty()) {
+    if (i.op == Op::DEPBAR && !i.operands.empty()) {
       const Operand& first = i.operands[0];
       if (first.kind == Operand::Kind::Scoreboard && i.operands.size() > 1 && !i.operands[1].immediate)
         mask |= u8(1 << first.index);
@@ -334,7 +332,7 @@ class Look {
         each_of(state, Slot16(SCOREBOARD_SLOTS + s),
                 [&](const Pending& p) { pair(Need::Read, p, Unit::Scoreboard, index); });
     if (mask) std::erase_if(state.items, [&](const Pending& p) { return (p.cover & mask) != 0; });
-    if (starts(i, "BAR"))  // it goes through the same queue
+    if (i.op == Op::BAR)  // it goes through the same queue
       std::erase_if(state.items, [&](const Pending& p) {
         return p.kind == PendingKind::LateRead && reads_in_order(effects[p.producer].queue, Queue::Shared);
       });
@@ -473,7 +471,7 @@ class Check : public Look {
   void hazard(const Pending& p, int index, bool writes) override {
     if (!reports) return;
     const Instruction& producer = code[p.producer];
-    auto is_fence = [](const Instruction& i) { return i.opcode.starts_with("FENCE"); };
+    auto is_fence = [](const Instruction& i) { return i.op == Op::FENCE; };
     if (p.slot == ORDER_SLOT && is_fence(producer) && is_fence(code[index])) return;  // one fence needs no other
     if (p.slot == ORDER_SLOT)
       return tell(p, index,
@@ -587,7 +585,7 @@ class Followed {
     const bool guarded = i.guard != PT || i.guard_negated, used = reads(e, held);
     const bool computes = i.pipe == Pipe::Fma || i.pipe == Pipe::FmaHeavy || i.pipe == Pipe::Half ||
                           i.pipe == Pipe::Alu || i.pipe == Pipe::Fp64 || i.pipe == Pipe::Mufu;
-    if (used && (starts(i, "STG") || starts(i, "ST."))) {
+    if (used && (i.op == Op::STG || i.op == Op::ST)) {
       const Operand& to = i.operands[0];
       elsewhere |=
           (store >= 0 && store != index) || held[to.index] || held[to.index + 1] || (e.guard < SLOTS && held[e.guard]);

@@ -37,8 +37,7 @@ constexpr u32 MOST_WARPS = 2048;  // of them
 constexpr u32 MOST_LAG = 4096;    // turns of each warp
 constexpr u64 IDLE_UNTIL_ONE_GOES_ON = 16;  // turns of each warp without an act, after which one that lags goes on
 constexpr u64 IDLE_TURNS = 64;              // of each warp without an act, after which one more cluster begins
-constexpr u64 PATIENCE =
-    32'768;  // instructions of each warp without an act, after which all that a GPU holds wait in vain
+constexpr u64 PATIENCE = 32'768;  // instructions of each warp without an act, after which all of a GPU wait in vain
 constexpr u64 IDLE_LIMIT = 20'000'000;  // instructions without an act by anybody, after which all wait in vain
 
 // What the largest GPU of each architecture has (CUDA C++ Programming Guide, "Compute Capabilities"; SMs by NVIDIA's
@@ -243,12 +242,11 @@ void require_declared_barriers(const Program& program, const Launch& launch) {
   };
   u32 initialised = 0;
   for (const Instruction& i : program.code) {
-    const bool named =
-        i.opcode.starts_with("BAR.") && !i.operands.empty() && i.operands[0].kind == Operand::Kind::Immediate;
+    const bool named = i.op == Op::BAR && !i.operands.empty() && i.operands[0].kind == Operand::Kind::Immediate;
     if (named && i.operands[0].immediate >= launch.barriers)
       fault(i, " names barrier " + std::to_string(i.operands[0].immediate) + ", and the binary declares ",
             launch.barriers, " barriers");
-    if (i.opcode.starts_with("SYNCS.EXCH") && ++initialised > launch.mbarriers)
+    if (i.op == Op::SYNCS && has(i, "EXCH") && ++initialised > launch.mbarriers)
       fault(i, " initialises an mbarrier beyond the ", launch.mbarriers, " that the binary declares");
   }
 }

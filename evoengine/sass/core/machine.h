@@ -82,9 +82,22 @@ constexpr u8 BLOCK_STRONG = 1, GPU_STRONG = 2;
 // The activity of a warp at a site, numbered as VisitKind of evoengine/devices/base.py.
 enum class Visit : u8 { Wait, CopyWait, Product, Vote, None };
 
+// Opcodes that others than their own `execute` ask for; Other is every further one.
+// clang-format off: a list of names
+#define SASS_OPS(X)                                                                                                 \
+  X(Other) X(BAR) X(BRA) X(BRX) X(CALL) X(CCTL) X(DEPBAR) X(EXIT) X(FENCE) X(HGMMA) X(IGMMA) X(ISETP) X(JMP) X(JMX) \
+  X(MEMBAR) X(MOVM) X(QGMMA) X(RED) X(REDG) X(REDUX) X(RET) X(ST) X(STG) X(SYNCS) X(UBLKCP) X(UBLKPF) X(UBLKRED)    \
+  X(UCGABAR_WAIT) X(UISETP) X(USETMAXREG) X(UTMACCTL) X(UTMACMDFLUSH) X(UTMALDG) X(UTMAPF) X(UTMAREDG) X(UTMASTG)   \
+  X(WARPGROUP) X(WARPSYNC)
+// clang-format on
+#define SASS_OP(name) name,
+enum class Op : u8 { SASS_OPS(SASS_OP) };
+#undef SASS_OP
+
 struct Instruction {
   int address = 0;                     // bytes from the start of the section
   std::string opcode;                  // HGMMA.64x128x16.F32
+  Op op = Op::Other;                   // HGMMA
   std::vector<std::string> modifiers;  // behind the first dot
   std::string text;                    // the whole instruction, for messages
   std::vector<Operand> operands;
@@ -113,6 +126,11 @@ struct Instruction {
   // what an opcode's `prepare` reads out of modifiers for its `execute`; each opcode says what they mean
   int a = 0, b = 0, c = 0, d = 0;
 };
+
+// A product of a warpgroup.
+inline bool is_group_product(const Instruction& i) {
+  return i.op == Op::HGMMA || i.op == Op::QGMMA || i.op == Op::IGMMA;
+}
 
 struct Program {
   std::string entry;
@@ -173,8 +191,7 @@ struct Allocation {
 
 // The windows of the generic address space other than global memory; no allocation lies in them, and they follow the
 // addresses that a process has for itself.
-constexpr u64 SHARED_WINDOW =
-    0xff0000000000ull;  // + the shared address (which has the rank in its cluster in bits 24…)
+constexpr u64 SHARED_WINDOW = 0xff0000000000ull;  // + the shared address (the rank in its cluster in bits 24…)
 constexpr u64 LOCAL_WINDOW = 0xfe0000000000ull;
 constexpr u64 CONSTANT_WINDOW = 0xfd0000000000ull;  // + offset in bank 0: __grid_constant__ parameters
 
@@ -403,7 +420,7 @@ struct Machine {
   // Has the stores of tiles and of bytes from shared memory write that have begun and not landed.
   virtual void land_stores() {}
   // Has another block of the warp's cluster see what it does.
-  virtual void send(Warp&, std::function<void()> act) { act(); }
+  virtual void send(Warp&, std::function<void()> act) { act(); }  // NOLINT(performance-*): a model keeps it
   // SR_CLOCK, SR_GLOBALTIMER
   virtual u64 clock() { return 0; }
 };

@@ -98,10 +98,11 @@ Execute prepare_prmt(Instruction& i) {
 // clang-format off: a list of names
 enum Special {
   ZERO, LANE, WARP, WARP_COUNT, VIRTUAL_WARP, VIRTUAL_WARPS, THREAD, TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z,
-  CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z, RANK, CLUSTER_X, CLUSTER_Y, CLUSTER_Z, NCLUSTER_X, NCLUSTER_Y, NCLUSTER_Z, IN_CLUSTER_X,
-  IN_CLUSTER_Y, IN_CLUSTER_Z, SIZE_CLUSTER_X, SIZE_CLUSTER_Y, SIZE_CLUSTER_Z, CLUSTER_BLOCKS, SHARED_LOW, SHARED_HIGH,
-  LOCAL_LOW, LOCAL_HIGH, SHARED_BYTES, DYNAMIC_BYTES, CLOCK_LOW, CLOCK_HIGH, TIMER_LOW, TIMER_HIGH, EQUAL_MASK, LESS_MASK, UP_TO_MASK,
-  GREATER_MASK, FROM_MASK, ACTIVE_MASK, SM, SMS, GRID, CLUSTER_COPY,
+  CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z, RANK, CLUSTER_X, CLUSTER_Y, CLUSTER_Z, NCLUSTER_X,
+  NCLUSTER_Y, NCLUSTER_Z, IN_CLUSTER_X, IN_CLUSTER_Y, IN_CLUSTER_Z, SIZE_CLUSTER_X, SIZE_CLUSTER_Y, SIZE_CLUSTER_Z,
+  CLUSTER_BLOCKS, SHARED_LOW, SHARED_HIGH, LOCAL_LOW, LOCAL_HIGH, SHARED_BYTES, DYNAMIC_BYTES, CLOCK_LOW, CLOCK_HIGH,
+  TIMER_LOW, TIMER_HIGH, EQUAL_MASK, LESS_MASK, UP_TO_MASK, GREATER_MASK, FROM_MASK, ACTIVE_MASK, SM, SMS, GRID,
+  CLUSTER_COPY,
 };
 // clang-format on
 // clang-format off: a list of pairs
@@ -334,7 +335,7 @@ Execute prepare_predicates(Instruction& i) {
   Modifiers m(i);
   const bool to_register = i.opcode.starts_with("P2R") || i.opcode.starts_with("UP2UR");
   i.a = take_byte(m);
-  i.b = i.opcode[0] == 'U';
+  i.b = i.pipe == Pipe::Uniform;
   if (!m.none_left() || i.operands.size() != (to_register ? 4u : 3u)) return nullptr;
   if (!to_register && i.operands[1].part >= 4) i.a = 8 * (i.operands[1].part - 4);
   return to_register ? p2r : r2p;

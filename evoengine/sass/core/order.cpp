@@ -7,11 +7,21 @@ namespace sass {
 namespace {
 
 bool is_proxy_work(const Instruction& i) {
-  return i.opcode.starts_with("HGMMA") || i.opcode.starts_with("QGMMA") || i.opcode.starts_with("IGMMA") ||
-         i.opcode.starts_with("UTMA") || i.opcode.starts_with("UBLK");
+  switch (i.op) {
+    case Op::UBLKCP:
+    case Op::UBLKPF:
+    case Op::UBLKRED:
+    case Op::UTMACCTL:
+    case Op::UTMACMDFLUSH:
+    case Op::UTMALDG:
+    case Op::UTMAPF:
+    case Op::UTMAREDG:
+    case Op::UTMASTG: return true;
+    default: return is_group_product(i);
+  }
 }
 
-bool is_wide_fence(const Instruction& i) { return i.opcode.starts_with("MEMBAR") && (has(i, "GPU") || has(i, "SYS")); }
+bool is_wide_fence(const Instruction& i) { return i.op == Op::MEMBAR && (has(i, "GPU") || has(i, "SYS")); }
 
 }  // namespace
 

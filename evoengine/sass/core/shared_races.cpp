@@ -52,7 +52,7 @@ struct Order::Toucher {
   bool is_exchanged(u64 entry) const {
     const u32 writer = writer_agent(entry);
     if (kind != Touch::Write || order.agents[writer].arrived < writer_time(entry)) return false;
-    return order.world.program.code[u32(entry >> 9) & 0x7ffff].opcode.starts_with("SYNCS");
+    return order.world.program.code[u32(entry >> 9) & 0x7ffff].op == Op::SYNCS;
   }
   // Whether the lane stores what is there already.
   bool stores_the_same(u32 offset, u32 bytes, u32 lane) const {

@@ -83,8 +83,8 @@ struct Sm {
   Product running;                        // the wgmma that computes
   std::map<const Warp*, std::deque<Product>> begun;  // by warpgroup
   std::deque<Product> waiting;                       // for the tensor cores
-  std::unordered_map<u64, double>
-      combined;  // by what lies in a slice of the L2 together: until when it works on atomics
+  // by what lies in a slice of the L2 together: until when it works on atomics
+  std::unordered_map<u64, double> combined;
   int next_part = 0;
   std::unique_ptr<L1> l1;
 };

@@ -9,12 +9,6 @@ namespace sass {
 
 namespace {
 
-bool is_group_product(const Instruction& i) { return i.opcode[1] == 'G'; }  // HGMMA, IGMMA, QGMMA
-
-bool is(const Instruction& i, std::string_view name) {
-  return i.opcode.starts_with(name) && (i.opcode.size() == name.size() || i.opcode[name.size()] == '.');
-}
-
 // ULDC UR, c[bank][UR + offset]
 bool has_uniform_index(const Instruction& i) {
   return i.operands.size() > 1 && i.operands[1].kind == Operand::Kind::Constant && i.operands[1].uniform >= 0;
@@ -43,7 +37,8 @@ void Timing::start_cluster(double at) {
       slot->age = age;
       // warps go to sub-partitions by their number: wgmma needs the four of a warpgroup on four of them
       slot->part = int(w.number + (block.warps.size() % PARTS ? age : 0)) % PARTS;
-      slot->ready = slot->fixed = sm.started + 2 * w.number / PARTS;
+      const int turn = 2 * w.number / PARTS;
+      slot->ready = slot->fixed = sm.started + turn;
       slot->issued = slot->ready - 1;
       sm.parts[slot->part].slots.push_back(slot.get());
       slots.push_back(std::move(slot));
@@ -167,10 +162,10 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
       break;
     case Pipe::Mufu:
       occupy_mufu(sm, part, done, read);
-      if (is(i, "REDUX")) done += rates.redux_latency - rates.mufu_latency;
+      if (i.op == Op::REDUX) done += rates.redux_latency - rates.mufu_latency;
       break;
     case Pipe::Branch:
-      if (is(i, "BAR")) sm.barriers = std::max(sm.barriers, now) + rates.barrier_interval;
+      if (i.op == Op::BAR) sm.barriers = std::max(sm.barriers, now) + rates.barrier_interval;
       break;
     case Pipe::Uniform:
       part.uniform = now + rates.uniform_interval;
@@ -190,8 +185,9 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
     case Pipe::Memory:
       part.memory = now + rates.memory_interval;
       result.memory += rates.memory_interval;
-      if (is(i, "MOVM")) sm.lsu = std::max(sm.lsu, now) + rates.wavefront_clocks;  // through shared memory's crossbar
-      done = now + (i.opcode[0] == 'S' && i.opcode[1] == 'Y' ? rates.mbarrier_latency : rates.shuffle_latency);
+      if (i.op == Op::MOVM)
+        sm.lsu = std::max(sm.lsu, now) + rates.wavefront_clocks;  // through shared memory's crossbar
+      done = now + (i.op == Op::SYNCS ? rates.mbarrier_latency : rates.shuffle_latency);
       read = now + 8;
       break;
     default: break;
@@ -242,8 +238,8 @@ double Timing::fence_latency(Sm& sm) {
 
 // Clocks for which a fence or a barrier of a cluster holds its warp up at least.
 double Timing::latency_of_order(Sm& sm, const Instruction& i) {
-  if (i.pipe == Pipe::Memory) return i.a && i.opcode.starts_with("MEMBAR") ? fence_latency(sm) : 0;
-  return i.pipe == Pipe::Uniform && i.opcode.starts_with("UCGABAR_WAIT") ? rates.cluster_barrier_latency : 0;
+  if (i.pipe == Pipe::Memory) return i.a && i.op == Op::MEMBAR ? fence_latency(sm) : 0;
+  return i.pipe == Pipe::Uniform && i.op == Op::UCGABAR_WAIT ? rates.cluster_barrier_latency : 0;
 }
 
 void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int index) {
@@ -256,7 +252,7 @@ void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int in
   double done = now + 5, read = now + 3;
   bool far = false;
   occupy(sm, part, i, done, read);
-  if (i.opcode == "CCTL.IVALL") sm.l1->forget();
+  if (i.op == Op::CCTL && i.opcode == "CCTL.IVALL") sm.l1->forget();
   const Access& access = slot.context->access;
   if (access.space != Access::Space::None && !access.asynchronous && access.lanes)
     touch(sm, slot, access, done, read, far);

@@ -298,7 +298,7 @@ void order_reads(Order& order, const IssuedProduct& p) {
 
 constexpr int TRANSPOSED_A = 1, TRANSPOSED_B = 2, NEGATIVE_A = 4, NEGATIVE_B = 8;  // in Instruction::b
 constexpr int SUMS_IN_HALF = 16, CLOSES = 32, SATURATES = 64;
-enum { SIGNED_A = 1, SIGNED_B = 2, INTEGERS = 4 };  // in Instruction::d, of IGMMA; of others d is B's format
+enum { SIGNED_A = 1, SIGNED_B = 2, BYTES_ARE_INTEGERS = 4 };  // in Instruction::d, of IGMMA; of others d is B's format
 
 Step begin_product(Context& c, const Instruction& i) {
   Warp& w = c.warp;
@@ -309,10 +309,10 @@ Step begin_product(Context& c, const Instruction& i) {
   p.by = &i;
   p.n = i.a;
   p.format = Format(i.c);
-  p.integers = i.opcode[0] == 'I';
+  p.integers = i.op == Op::IGMMA;
   p.format_b = p.integers ? p.format : Format(i.d);
   p.signed_a = i.d & SIGNED_A, p.signed_b = i.d & SIGNED_B, p.saturates = i.b & SATURATES;
-  p.k = i.opcode[0] != 'H' ? 32 : p.format == Format::TFloat ? 8 : 16;
+  p.k = i.op != Op::HGMMA ? 32 : p.format == Format::TFloat ? 8 : 16;
   p.d = i.operands[0].index;
   p.c = i.operands[at + 1].index;
   for (size_t n = at + 2; n < i.operands.size(); n++)
@@ -389,7 +389,7 @@ bool known_operands(const Instruction& i) {
 
 // QGMMA.64x128x32.F32.E4M3.E5M2, IGMMA.64x128x32.S8.U8[.SAT]
 Execute prepare_byte_product(Instruction& i) {
-  const bool integers = i.opcode[0] == 'I';
+  const bool integers = i.op == Op::IGMMA;
   const std::vector<std::string>& m = i.modifiers;
   const size_t types = integers ? 1 : 2;
   auto is = [&](size_t n, const char* name) { return n < m.size() && m[n] == name; };
@@ -399,7 +399,7 @@ Execute prepare_byte_product(Instruction& i) {
   if (i.operands[1].kind == Operand::Kind::Register && i.operands[1].negate) i.b |= NEGATIVE_A;
   if (i.b & (integers ? ~0 : TRANSPOSED_A | TRANSPOSED_B)) return nullptr;
   if (integers) {
-    i.d = INTEGERS | (is(1, "S8") ? SIGNED_A : 0) | (is(2, "S8") ? SIGNED_B : 0);
+    i.d = BYTES_ARE_INTEGERS | (is(1, "S8") ? SIGNED_A : 0) | (is(2, "S8") ? SIGNED_B : 0);
     if (is(3, "SAT")) i.b |= SATURATES;
     if (!(i.d & SIGNED_A || is(1, "U8")) || !(i.d & SIGNED_B || is(2, "U8"))) return nullptr;
   } else {
@@ -419,7 +419,7 @@ Execute prepare_byte_product(Instruction& i) {
 Execute prepare_group_product(Instruction& i) {
   Modifiers m(i);
   if (i.modifiers.empty() || !known_operands(i)) return nullptr;
-  if (i.opcode[0] != 'H') return prepare_byte_product(i);
+  if (i.op != Op::HGMMA) return prepare_byte_product(i);
   Format format = m.take("BF16") ? Format::BFloat : m.take("TF32") ? Format::TFloat : Format::Half;
   i.c = i.d = int(format);
   i.a = columns_of(i, format == Format::TFloat ? 8 : 16);
