@@ -173,9 +173,9 @@ def test_a_server_that_no_longer_beats_offers_nothing(jobs, server, ledger):
     jobs.submit(request(device="cuda"), 0, None, 100)
     one.beat(())
     assert jobs.find(1).state == WAITING
-    assert [(each.owner, each.alive) for each in one.known()] == [("one", True), ("two", False)]
+    assert [(each["owner"], each["alive"]) for each in one.known()] == [("one", True), ("two", False)]
     two.leave()
-    assert [each.owner for each in one.known()] == ["one"]
+    assert [each["owner"] for each in one.known()] == ["one"]
 
 
 def test_a_cancelled_job_is_no_longer_its_servers(jobs, server):
