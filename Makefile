@@ -5,6 +5,14 @@ BIN := .venv/bin
 # more than there are cores: tests wait for processes of their own a third of the time
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(2, 3 * os.cpu_count() // 2))')
 
+# the executor and the emulator's runtime, each checked as it is compiled: its sources one behind the other in one unit
+NATIVE := evoengine/sass/core evoengine/cuda_emulator/runtime
+define tidy
+	@mkdir -p build/$(1)
+	@printf '#include "%s"\n' $(sort $(wildcard $(1)/*.cpp)) >build/$(1)/unit.cpp
+	$(BIN)/clang-tidy --quiet build/$(1)/unit.cpp -- -std=c++20 -w -I. $(2)
+endef
+
 .PHONY: search test test-all lint docs gpu clean
 
 search: .venv/ready
@@ -24,6 +32,9 @@ lint: .venv/linters
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(BIN)/clang-format --dry-run --Werror $(wildcard $(NATIVE:%=%/*.cpp) $(NATIVE:%=%/*.h))
+	$(call tidy,evoengine/sass/core)
+	$(call tidy,evoengine/cuda_emulator/runtime,-fno-exceptions -fno-rtti -Ievoengine/cuda_emulator/include)
 
 # the documentation as a site: build/site/index.html
 docs: .venv/writers

@@ -25,7 +25,7 @@ struct Barrier {
     unsigned arrivals_under_way;
     long bytes_under_way;
     PendingCompletion* first;  // what is under way, newest first
-    bool published;  // to the asynchronous proxy
+    bool published;            // to the asynchronous proxy
     bool valid;
     When initialised;
     Passed *arrived, *over;  // by the arrivals of the phase, and of the one before
@@ -56,7 +56,8 @@ Barrier& find(unsigned shared, const char* what, int line, decltype(reach_block)
         crash("%s at line %d: there is no mbarrier at shared address %u: not initialised yet, or overwritten", what,
               line, shared);
     if (keeps_order() && !is_known(b.initialised, current))
-        crash("%s at line %d: nothing orders it behind the mbarrier.init at shared address %u", what, line, place.shared);
+        crash("%s at line %d: nothing orders it behind the mbarrier.init at shared address %u", what, line,
+              place.shared);
     return all.of[found];
 }
 

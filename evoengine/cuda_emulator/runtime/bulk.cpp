@@ -36,7 +36,7 @@ const TensorMap* find_map(const void* given, const int* at, unsigned rank, const
     check_aligned(what, reinterpret_cast<uintptr_t>(given), 64, "tensor map's", line);
     const TensorMap* map = static_cast<const TensorMap*>(given)->self;
     bool known = std::find(maps, maps + map_count, map) != maps + map_count;
-    if (!known || memcmp(map, given, sizeof *map))
+    if (!known || memcmp(map, given, sizeof *map) != 0)
         crash("%s at line %d: there is no tensor map at its address", what, line);
     if (const long begins = long(at[0]) * map->element; begins % 16)
         crash("%s at line %d: its box begins %ld bytes into a row, which must be a multiple of 16", what, line, begins);
@@ -52,7 +52,8 @@ unsigned tile_bytes(const TensorMap& map) {
 
 // Calls move(shared address of the row, first byte of the row in the tensor, where in the row the tensor is, how many
 // bytes of it) for every row of the box; no bytes where the row lies outside of the tensor.
-template <class Move> void for_each_row(const TensorMap& map, const int* at, unsigned shared, Move move) {
+template <class Move>
+void for_each_row(const TensorMap& map, const int* at, unsigned shared, Move move) {
     const unsigned row_bytes = map.box[0] * map.element;
     const long first = std::max<long>(0, -long(at[0])), last = std::min<long>(map.box[0], long(map.dims[0]) - at[0]);
     unsigned i[5] = {};
@@ -84,7 +85,8 @@ void land_tile(const PendingCompletion& landing) {
 }
 
 // Calls move(first byte, bytes) for every row of global memory that the store writes.
-template <class Move> void for_each_target(const Store& store, Move move) {
+template <class Move>
+void for_each_target(const Store& store, Move move) {
     if (!store.map) return move(store.to, store.bytes);
     for_each_row(*store.map, store.at, store.shared,
                  [&](unsigned, char* to, unsigned first, unsigned bytes) { move(to + first, bytes); });
@@ -222,8 +224,7 @@ void bulk_wait(unsigned groups_left, bool read) {
 void check_stores_waited_for() {
     unsigned kept = 0;
     for (unsigned i = 0; i < store_count; ++i) {
-        if (stores[i].fiber != current)
-            stores[kept++] = stores[i];
+        if (stores[i].fiber != current) stores[kept++] = stores[i];
         else if (!stores[i].was_read)
             crash("the thread ended without cp.async.bulk.commit_group and wait_group for its store at line %d",
                   stores[i].line);

@@ -257,8 +257,7 @@ void acquire_from(const Released& place, unsigned fiber, Scope scope, bool at_on
     if (scope == Scope::device) learn(place.by_all, 0, Scope::device);
     for (unsigned i = 0; i < place.count; ++i) {
         const Released::Own& own = place.own[i];
-        if (own.block == a.block)
-            learn(own.known, own.block, Scope::block);
+        if (own.block == a.block) learn(own.known, own.block, Scope::block);
         else if (cluster_of(own.block) == cluster_of(a.block) && scope >= Scope::cluster && own.scope >= Scope::cluster)
             learn(own.known, own.block, Scope::cluster);
     }

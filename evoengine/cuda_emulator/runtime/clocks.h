@@ -5,7 +5,8 @@
 namespace evo_emu {
 
 // A counted reference. The runtime does not use the C++ library.
-template <class T> class Ref {
+template <class T>
+class Ref {
     T* object = nullptr;
 
 public:

@@ -25,10 +25,11 @@ unsigned threads_of_cluster() { return kernel.cluster * block_stride; }
 
 // A block has ended while nothing orders its end with an access to its shared memory.
 [[noreturn]] void report_outlived(unsigned block, unsigned fiber, const FarAccess& access) {
-    crash("block %u of the cluster ends, and its shared memory is reached by %s at %s, block %u, thread %s: nothing "
-          "orders the two",
-          rank_of_block(block), access.what, line_name(access.where).text, rank_of_block(block_of(fiber)),
-          thread_name(rank_of(fiber)).text);
+    crash(
+        "block %u of the cluster ends, and its shared memory is reached by %s at %s, block %u, thread %s: nothing "
+        "orders the two",
+        rank_of_block(block), access.what, line_name(access.where).text, rank_of_block(block_of(fiber)),
+        thread_name(rank_of(fiber)).text);
 }
 
 }  // namespace
@@ -47,9 +48,10 @@ void require_alive(unsigned block, const char* what, Where where) {
         crash("%s at %s reaches shared memory of block %u of the cluster, which has ended", what, line_name(where).text,
               rank_of_block(block));
     if (!knows_block(uint32_t(number_of_block(block) + 1), current))
-        crash("%s at %s reaches shared memory of block %u of the cluster, which may not have begun: no barrier of the "
-              "cluster lies before it",
-              what, line_name(where).text, rank_of_block(block));
+        crash(
+            "%s at %s reaches shared memory of block %u of the cluster, which may not have begun: no barrier of the "
+            "cluster lies before it",
+            what, line_name(where).text, rank_of_block(block));
 }
 
 void reach_block(unsigned block, const char* what, Where where) {
@@ -78,10 +80,8 @@ void leave_cluster() {
         if (!access.clock) continue;
         const unsigned fiber = first + i;
         const When when{uint32_t(number_of_block(block_of(fiber)) + 1), uint16_t(rank_of(fiber)), access.clock};
-        if (is_known(when, current))
-            access.clock = 0;
-        else if (has_ended(block))
-            report_outlived(block, fiber, access);
+        if (is_known(when, current)) access.clock = 0;
+        else if (has_ended(block)) report_outlived(block, fiber, access);
     }
 }
 

@@ -24,7 +24,7 @@ unsigned current = max_fibers, fiber_count, block_stride, resident;
 namespace {
 
 constexpr size_t stack_bytes = 256 << 10;
-constexpr unsigned most_lag = 4096;  // rounds
+constexpr unsigned most_lag = 4096;     // rounds
 constexpr unsigned most_that_lag = 32;  // blocks of a launch: each keeps its stacks while others begin
 // Numbers of rounds without a change, in which threads only poll, after which a delayed block continues, another
 // cluster is started, and the launch counts as hung.
@@ -51,14 +51,14 @@ unsigned order[2][max_fibers];
 unsigned *round_now = order[0], *round_next = order[1];
 unsigned round_size, round_position, next_size;
 unsigned slow_first, slow_end;
-unsigned seldom;     // the slow ones run in one of so many rounds
+unsigned seldom;      // the slow ones run in one of so many rounds
 unsigned slow_until;  // round at which others are drawn
 unsigned round_number;
-unsigned lags_at;                    // the change of global memory before which every second block lags
-unsigned changes[max_resident];      // of global memory, of each block
-unsigned lags_until[max_resident];   // of each block, the round before which it is held back
-unsigned lags_left;                  // blocks that may still lag
-unsigned at_once;  // of eight copies so many land when they begin, the others when they are waited for
+unsigned lags_at;                   // the change of global memory before which every second block lags
+unsigned changes[max_resident];     // of global memory, of each block
+unsigned lags_until[max_resident];  // of each block, the round before which it is held back
+unsigned lags_left;                 // blocks that may still lag
+unsigned at_once;                   // of eight copies so many land when they begin, the others when they are waited for
 Block blocks[max_resident];
 unsigned ended_cluster = max_resident;  // its first block; max_resident: none
 unsigned long progress, progress_before;
@@ -159,10 +159,8 @@ void hold_back(bool (*held)(unsigned fiber)) {
     const unsigned kept = round_size - count_now(held);
     for (unsigned i = 0, to = 0; i < round_size; ++i) {
         unsigned fiber = round_now[i];
-        if (held(fiber))
-            round_next[next_size++] = fiber;
-        else
-            round_now[to++] = fiber;
+        if (held(fiber)) round_next[next_size++] = fiber;
+        else round_now[to++] = fiber;
     }
     round_size = kept;
 }

@@ -43,9 +43,7 @@ unsigned free_block() {
 }  // namespace
 
 // Whether another cluster can be started if all running ones wait for others.
-bool more_clusters_fit() {
-    return checked && begun < clusters && (running + 1) * cluster_fibers() <= max_fibers;
-}
+bool more_clusters_fit() { return checked && begun < clusters && (running + 1) * cluster_fibers() <= max_fibers; }
 
 void run_grid() {
     const uint64_t blocks = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;

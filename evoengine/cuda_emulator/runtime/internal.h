@@ -107,10 +107,10 @@ extern const size_t page;  // bytes
 extern uint64_t seed;
 extern Launch launch;
 extern Fiber fibers[max_fibers];
-extern unsigned current;  // index of the running fiber; max_fibers outside of the kernel
-extern unsigned fiber_count;   // of all resident clusters, block by block
-extern unsigned block_stride;  // from a block's first fiber to the next one's; the fibers between have ended
-extern unsigned resident;      // blocks
+extern unsigned current;            // index of the running fiber; max_fibers outside of the kernel
+extern unsigned fiber_count;        // of all resident clusters, block by block
+extern unsigned block_stride;       // from a block's first fiber to the next one's; the fibers between have ended
+extern unsigned resident;           // blocks
 extern unsigned round_of_launches;  // from 0 on
 
 // Of the thread with that number in its block.

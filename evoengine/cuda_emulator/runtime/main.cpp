@@ -150,7 +150,7 @@ void read_contents(unsigned round) {
 
 void find_kernel(const char* name) {
     for (const Entry* e = all_entries; e; e = e->next) {
-        if (strcmp(e->kernel.name, name)) continue;
+        if (strcmp(e->kernel.name, name) != 0) continue;
         kernel = e->kernel;
         return;
     }
@@ -190,15 +190,14 @@ void set_geometry(const CallHeader& call) {
     gridDim = {call.grid[0], call.grid[1], call.grid[2]};
     blockDim = {call.block[0], call.block[1], call.block[2]};
     const uint64_t threads = uint64_t(blockDim.x) * blockDim.y * blockDim.z;
-    if (!threads || threads > max_threads)
-        crash("a block of %lu threads: it must have 1 to %u", threads, max_threads);
+    if (!threads || threads > max_threads) crash("a block of %lu threads: it must have 1 to %u", threads, max_threads);
     launch = {gridDim, unsigned(threads), call.shared_bytes};
     check_cluster();
 }
 
 const Constant& find_constant(const ArgumentHeader& given) {
     for (const Constant* found = constants; found->name; ++found) {
-        if (strcmp(found->name, given.name)) continue;
+        if (strcmp(found->name, given.name) != 0) continue;
         if (given.bytes > found->bytes)
             crash("__constant__ %s has %lu bytes, the launch gives %lu", given.name, found->bytes, given.bytes);
         return *found;

@@ -16,14 +16,16 @@ struct Rows {
 };
 
 // Lane l holds, of each 8x8 matrix, row l / 4, columns 2 (l % 4) and the next; of a transposed one, column l / 4.
-template <class Move> void for_each_element(unsigned lane, bool transposed, Move move) {
+template <class Move>
+void for_each_element(unsigned lane, bool transposed, Move move) {
     for (unsigned half = 0; half < 2; ++half) {
         unsigned along = lane / 4, across = 2 * (lane % 4) + half;
         move(transposed ? across : along, transposed ? along : across, 16 * half);
     }
 }
 
-template <unsigned count, bool transposed> void distribute(void* const* payloads, unsigned) {
+template <unsigned count, bool transposed>
+void distribute(void* const* payloads, unsigned) {
     for (unsigned lane = 0; lane < warp_size; ++lane)
         for (unsigned matrix = 0; matrix < count; ++matrix) {
             unsigned word = 0;
@@ -34,7 +36,8 @@ template <unsigned count, bool transposed> void distribute(void* const* payloads
         }
 }
 
-template <unsigned count, bool transposed> void collect(void* const* payloads, unsigned) {
+template <unsigned count, bool transposed>
+void collect(void* const* payloads, unsigned) {
     for (unsigned lane = 0; lane < warp_size; ++lane)
         for (unsigned matrix = 0; matrix < count; ++matrix) {
             unsigned word = *static_cast<Rows*>(payloads[lane])->registers[matrix];
@@ -52,7 +55,8 @@ char* row_address(const char* name, unsigned shared, int line) {
 // With g = lane / 4 and t = lane % 4: a0 (g, 2t), a1 (g + 8, 2t), a2 (g, 2t + 8), a3 (g + 8, 2t + 8); b0 (2t, g),
 // b1 (2t + 8, g); c0, c1 (g, 2t), c2, c3 (g + 8, 2t); a word holds its element and the next along k. Of bytes k counts
 // pairs of them. Sums of s8 are whole numbers, to which those of the 32 products are added.
-template <Element element> void multiply(void* const* payloads, unsigned) {
+template <Element element>
+void multiply(void* const* payloads, unsigned) {
     constexpr bool integers = element == Element::s8;
     constexpr unsigned each = is_byte(element) ? 2 : 1;
     float a[16][16 * each], b[16 * each][8], c[16][8];
@@ -79,8 +83,7 @@ template <Element element> void multiply(void* const* payloads, unsigned) {
             const float sum = c[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
             if constexpr (integers)
                 *f.d[i] = __builtin_bit_cast(float, __builtin_bit_cast(unsigned, *f.c[i]) + unsigned(int(sum)));
-            else
-                *f.d[i] = sum;
+            else *f.d[i] = sum;
         }
     }
 }

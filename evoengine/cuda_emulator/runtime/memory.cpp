@@ -30,7 +30,8 @@ constexpr size_t tensor_alignment = 32;
 // A block's window of shared memory starts at a multiple of 1,024, as the hardware keeps 1 KiB for itself before it.
 constexpr size_t window_alignment = 1024, least_dynamic_alignment = 16;
 // Shared addresses: dynamic memory from 0, or from behind the static variables, which have their own addresses here:
-// variable i around (i + 1) << 20. The same of block i of the cluster, as all its blocks may name it, from (i + 4) << 28.
+// variable i around (i + 1) << 20. The same of block i of the cluster, as all its blocks may name it, from (i + 4)
+// << 28.
 constexpr unsigned variable_shift = 20, cluster_shift = 28, first_window = 4;
 constexpr unsigned max_tensors = 256, max_variables = max_shared_parts - 1, max_declarations = 1024;
 constexpr long near = 64;
@@ -92,8 +93,8 @@ const char* broken_canary(const char* p, const char* end) {
     return nullptr;
 }
 
-void lay_out(Region& r, RegionKind kind, const char* name, char* reserved, size_t guard, size_t bytes,
-             size_t alignment, bool end_flush) {
+void lay_out(Region& r, RegionKind kind, const char* name, char* reserved, size_t guard, size_t bytes, size_t alignment,
+             bool end_flush) {
     const size_t usable = round_up(bytes, page);
     r.kind = kind;
     r.name = name;
@@ -152,8 +153,7 @@ void map_part(SharedPart& part, unsigned blocks) {
                  r.name, offset, bytes);
     else if (address < r.start)
         snprintf(text, sizeof text, "out-of-bounds %s of %s: %ld bytes before its start", access, r.name, -offset);
-    else
-        snprintf(text, sizeof text, "out-of-bounds %s of %s: %ld bytes past its end", access, r.name, offset - bytes);
+    else snprintf(text, sizeof text, "out-of-bounds %s of %s: %ld bytes past its end", access, r.name, offset - bytes);
     finish(exit_crashed, text, with_thread);
 }
 
@@ -209,14 +209,13 @@ void begin_kernels_memory() {
     for (unsigned i = 0; i < declared_count; ++i) {
         const Declared& d = declared[i];
         if (d.owner && d.owner != kernel.number) continue;
-        if (d.bytes)
-            static_bytes = round_up(static_bytes, d.alignment) + d.bytes;
-        else
-            alignment = std::max(alignment, size_t(d.alignment));
+        if (d.bytes) static_bytes = round_up(static_bytes, d.alignment) + d.bytes;
+        else alignment = std::max(alignment, size_t(d.alignment));
     }
     dynamic_start = unsigned(round_up(static_bytes, alignment));
     const size_t lead = dynamic_start % window_alignment;
-    reserve_part(dynamic_part, RegionKind::dynamic_shared, "shared memory", launch.shared_bytes, window_alignment, lead);
+    reserve_part(dynamic_part, RegionKind::dynamic_shared, "shared memory", launch.shared_bytes, window_alignment,
+                 lead);
     watched_count = 0;
 }
 
@@ -324,7 +323,9 @@ void watch_near_canaries() {
     auto watch = [](const char* from, const char* to, const Region& r, bool shared) {
         if (from < to) watched[watched_count++] = {from, to, &r, shared};
     };
-    auto watch_behind = [&](const Region& r) { watch(r.end, std::min(r.mapped_end, r.end + window_alignment), r, true); };
+    auto watch_behind = [&](const Region& r) {
+        watch(r.end, std::min(r.mapped_end, r.end + window_alignment), r, true);
+    };
     watch_behind(dynamic_part.first);
     for (unsigned i = 0; i < variable_count; ++i) watch_behind(variables[i].first);
     for (unsigned i = 0; i < tensor_count; ++i) {

@@ -33,16 +33,15 @@ Descriptor decode(unsigned long long bits, const char* what, int line) {
 unsigned chunk_address(const Descriptor& d, bool transposed, unsigned chunk, unsigned other) {
     const unsigned per_row = d.width / 16;
     unsigned address = d.start + other % 8 * d.width;
-    if (per_row == 1 && transposed)
-        address += chunk * d.stride + other / 8 * d.leading;
+    if (per_row == 1 && transposed) address += chunk * d.stride + other / 8 * d.leading;
     else if (per_row == 1 || transposed)
         address += chunk / per_row * d.leading + chunk % per_row * 16 + other / 8 * d.stride;
-    else
-        address += chunk * 16 + other / 8 * d.stride;
+    else address += chunk * 16 + other / 8 * d.stride;
     return swizzled(address, d.width);
 }
 
-template <class T> void read_elements(float* to, unsigned step, const char* chunk) {
+template <class T>
+void read_elements(float* to, unsigned step, const char* chunk) {
     for (unsigned j = 0; j < 8; ++j) {
         unsigned short bits;
         __builtin_memcpy(&bits, chunk + 2 * j, 2);
@@ -58,7 +57,8 @@ void read_bytes(float* to, unsigned step, const char* chunk, Element element) {
 float e4m3_value(unsigned byte) {
     const unsigned exponent = byte >> 3 & 15, fraction = byte & 7;
     if ((byte & 0x7f) == 0x7f) return __builtin_nanf("");
-    const float size = exponent ? __builtin_ldexpf(float(8 + fraction), int(exponent) - 10) : __builtin_ldexpf(float(fraction), -9);
+    const float size =
+        exponent ? __builtin_ldexpf(float(8 + fraction), int(exponent) - 10) : __builtin_ldexpf(float(fraction), -9);
     return byte & 0x80 ? -size : size;
 }
 
@@ -75,7 +75,8 @@ float element_value(unsigned bits, Element element) {
     __builtin_unreachable();
 }
 
-// matrix[k * extent + i], k from 0 to 15 (of bytes, which are not transposed, to 31), i from `first` on and `count` of them, both multiples of 8.
+// matrix[k * extent + i], k from 0 to 15 (of bytes, which are not transposed, to 31), i from `first` on and `count` of
+// them, both multiples of 8.
 void read_matrix(float* matrix, unsigned long long descriptor, unsigned extent, unsigned first, unsigned count,
                  bool transposed, Element element, const char* what, int line) {
     const Descriptor d = decode(descriptor, what, line);
@@ -89,7 +90,8 @@ void read_matrix(float* matrix, unsigned long long descriptor, unsigned extent, 
                 continue;
             }
             float* to = transposed ? matrix + other * extent + chunk * 8 : matrix + chunk * 8 * extent + other;
-            (element == Element::bfloat16 ? read_elements<__nv_bfloat16> : read_elements<__half>)(to, transposed ? 1 : extent, found);
+            (element == Element::bfloat16 ? read_elements<__nv_bfloat16>
+                                          : read_elements<__half>)(to, transposed ? 1 : extent, found);
         }
 }
 

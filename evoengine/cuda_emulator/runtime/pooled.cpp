@@ -60,7 +60,8 @@ uint64_t mixed(uint64_t x) {
 
 Pooled* find(const char* address) {
     for (unsigned i = 0; i < pooled_count; ++i)
-        if (address >= pooled_tensors[i].reserved && address < pooled_tensors[i].reserved_end) return &pooled_tensors[i];
+        if (address >= pooled_tensors[i].reserved && address < pooled_tensors[i].reserved_end)
+            return &pooled_tensors[i];
     return nullptr;
 }
 

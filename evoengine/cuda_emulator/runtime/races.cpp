@@ -44,7 +44,10 @@ struct Readers {
     Mark marks[7];
 };
 
-template <class T, unsigned n> constexpr unsigned count_of(const T (&)[n]) { return n; }
+template <class T, unsigned n>
+constexpr unsigned count_of(const T (&)[n]) {
+    return n;
+}
 
 // A place through which threads synchronise.
 struct Place {
@@ -140,7 +143,8 @@ void grow_places() {
     if (!places) crash("the emulator has no memory left for places that threads synchronise through");
     place_count = 0;
     for (unsigned i = 0; i < count; ++i)
-        if (before[i].address) memcpy((void*)&make_place(before[i].address, before[i].block), &before[i], sizeof(Place));
+        if (before[i].address)
+            memcpy((void*)&make_place(before[i].address, before[i].block), &before[i], sizeof(Place));
     free(before);
 }
 
@@ -198,8 +202,8 @@ const char* name_of(Access access, Scope scope) {
     const bool stored = other.clock == under_way;
     crash("race on %s at byte %ld: %s at %s and %s at %s by block (%u,%u,%u), thread %s, %s", t.name,
           long(address - t.start), name_of(access, scope), line_name(where).text,
-          stored ? "bulk store" : name_of(other_access, Scope(other.scope)), line_name(where_of(other)).text, at.x, at.y,
-          at.z, thread_name(other.thread).text,
+          stored ? "bulk store" : name_of(other_access, Scope(other.scope)), line_name(where_of(other)).text, at.x,
+          at.y, at.z, thread_name(other.thread).text,
           stored ? "whose end nobody has waited for" : "which nothing orders");
 }
 
@@ -248,7 +252,8 @@ void record(Cell& cell, Access access, const Mark& m) {
     if (cell.readers) reader_lists[cell.readers].count = 0;
 }
 
-template <class Visitor> void for_each_part(const char* address, size_t bytes, Visitor visitor) {
+template <class Visitor>
+void for_each_part(const char* address, size_t bytes, Visitor visitor) {
     Tracked* t = find_tracked(address);
     if (!t) return;
     const auto offset = size_t(address - t->start);
@@ -369,7 +374,8 @@ void track_store_under_way(const void* address, size_t bytes, int line) {
     access_parts(Access::write, p, bytes, {nullptr, line}, Scope::weak);
     When when = now(current);
     when.clock = under_way;
-    for_each_part(p, bytes, [&](Tracked&, const char*, Cell& c) { c.write = mark_of(when, {nullptr, line}, Scope::weak); });
+    for_each_part(p, bytes,
+                  [&](Tracked&, const char*, Cell& c) { c.write = mark_of(when, {nullptr, line}, Scope::weak); });
     note_progress();
 }
 
@@ -450,10 +456,11 @@ void read_only_load(const void* address, unsigned long bytes, int line) {
         if (!cell.write.block) return;
         const Mark& w = cell.write;
         const uint64_t number = w.block - 1, row = number / launch.grid.x;
-        crash("%s at byte %ld is read through the read-only cache at line %d, and the kernel writes it at %s by block "
-              "(%u,%u,%u), thread %s", t.name, long(at - t.start), line, line_name(where_of(w)).text,
-              unsigned(number % launch.grid.x), unsigned(row % launch.grid.y), unsigned(row / launch.grid.y),
-              thread_name(w.thread).text);
+        crash(
+            "%s at byte %ld is read through the read-only cache at line %d, and the kernel writes it at %s by block "
+            "(%u,%u,%u), thread %s",
+            t.name, long(at - t.start), line, line_name(where_of(w)).text, unsigned(number % launch.grid.x),
+            unsigned(row % launch.grid.y), unsigned(row / launch.grid.y), thread_name(w.thread).text);
     });
 }
 
@@ -483,23 +490,27 @@ void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 
-#define EVO_EMU_ACCESSES(bytes)                                                                                    \
-    void __tsan_read##bytes(void* p) { plain(Access::read, p, bytes, __builtin_return_address(0)); }               \
-    void __tsan_write##bytes(void* p) { plain(Access::write, p, bytes, __builtin_return_address(0)); }             \
-    void __tsan_unaligned_read##bytes(void* p) { plain(Access::read, p, bytes, __builtin_return_address(0)); }     \
-    void __tsan_unaligned_write##bytes(void* p) { plain(Access::write, p, bytes, __builtin_return_address(0)); }   \
-    void __tsan_volatile_read##bytes(void* p) { volatile_access(false, p, bytes, __builtin_return_address(0)); }   \
-    void __tsan_volatile_write##bytes(void* p) { volatile_access(true, p, bytes, __builtin_return_address(0)); }   \
-    void __tsan_unaligned_volatile_read##bytes(void* p) {                                                          \
-        volatile_access(false, p, bytes, __builtin_return_address(0));                                             \
-    }                                                                                                              \
-    void __tsan_unaligned_volatile_write##bytes(void* p) {                                                         \
-        volatile_access(true, p, bytes, __builtin_return_address(0));                                              \
+#define EVO_EMU_ACCESSES(bytes)                                                                                  \
+    void __tsan_read##bytes(void* p) { plain(Access::read, p, bytes, __builtin_return_address(0)); }             \
+    void __tsan_write##bytes(void* p) { plain(Access::write, p, bytes, __builtin_return_address(0)); }           \
+    void __tsan_unaligned_read##bytes(void* p) { plain(Access::read, p, bytes, __builtin_return_address(0)); }   \
+    void __tsan_unaligned_write##bytes(void* p) { plain(Access::write, p, bytes, __builtin_return_address(0)); } \
+    void __tsan_volatile_read##bytes(void* p) { volatile_access(false, p, bytes, __builtin_return_address(0)); } \
+    void __tsan_volatile_write##bytes(void* p) { volatile_access(true, p, bytes, __builtin_return_address(0)); } \
+    void __tsan_unaligned_volatile_read##bytes(void* p) {                                                        \
+        volatile_access(false, p, bytes, __builtin_return_address(0));                                           \
+    }                                                                                                            \
+    void __tsan_unaligned_volatile_write##bytes(void* p) {                                                       \
+        volatile_access(true, p, bytes, __builtin_return_address(0));                                            \
     }
+// clang-format off: each defines functions
 EVO_EMU_ACCESSES(1) EVO_EMU_ACCESSES(2) EVO_EMU_ACCESSES(4) EVO_EMU_ACCESSES(8) EVO_EMU_ACCESSES(16)
+// clang-format on
 #undef EVO_EMU_ACCESSES
 
-void __tsan_read_range(void* p, size_t bytes) { plain(Access::read, p, bytes, __builtin_return_address(0)); }
+    void __tsan_read_range(void* p, size_t bytes) {
+    plain(Access::read, p, bytes, __builtin_return_address(0));
+}
 void __tsan_write_range(void* p, size_t bytes) { plain(Access::write, p, bytes, __builtin_return_address(0)); }
 
 // In place of the C library's in a checked kernel (build.py).
@@ -517,5 +528,4 @@ void* evo_emu_memset(void* to, int value, size_t bytes) {
     plain(Access::write, to, bytes, __builtin_return_address(0));
     return memset(to, value, bytes);
 }
-
 }

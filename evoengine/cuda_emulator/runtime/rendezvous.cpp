@@ -9,7 +9,8 @@ namespace evo_emu {
 namespace {
 
 // Gates that some thread of so many waits at. A thread waits at one gate at most, so these never run out.
-template <unsigned threads> struct OpenGates {
+template <unsigned threads>
+struct OpenGates {
     Gate gates[threads];
     unsigned highest;  // all gates from here on are free
 
@@ -17,8 +18,7 @@ template <unsigned threads> struct OpenGates {
         Gate* free = nullptr;
         for (unsigned i = 0; i < highest; ++i) {
             Gate& gate = gates[i];
-            if (!gate.arrived)
-                free = &gate;
+            if (!gate.arrived) free = &gate;
             else if (gate.line == line && gate.id == id && gate.mask == mask && gate.combine == combine &&
                      !strcmp(gate.name, name))
                 return &gate;
@@ -67,7 +67,8 @@ unsigned with_threads(unsigned mask) {
     return left < warp_size ? mask & ((1u << left) - 1) : mask;
 }
 
-template <unsigned threads> void clear(OpenGates<threads>& gates) {
+template <unsigned threads>
+void clear(OpenGates<threads>& gates) {
     for (unsigned i = 0; i < gates.highest; ++i) clear(gates.gates[i].passed);
     gates.highest = 0;
 }

@@ -17,10 +17,8 @@ namespace evo_emu {
 ThreadName thread_name(unsigned rank) {
     ThreadName name;
     const Dim at = index_in_block(rank);
-    if (blockDim.y * blockDim.z == 1)
-        snprintf(name.text, sizeof name.text, "%u", rank);
-    else
-        snprintf(name.text, sizeof name.text, "(%u,%u,%u)", at.x, at.y, at.z);
+    if (blockDim.y * blockDim.z == 1) snprintf(name.text, sizeof name.text, "%u", rank);
+    else snprintf(name.text, sizeof name.text, "(%u,%u,%u)", at.x, at.y, at.z);
     return name;
 }
 
@@ -29,8 +27,7 @@ extern "C" const char __executable_start[];
 // run.py replaces {an address in the executable} by the line.
 LineName line_name(Where where) {
     LineName name;
-    if (where.line)
-        snprintf(name.text, sizeof name.text, "line %d", where.line);
+    if (where.line) snprintf(name.text, sizeof name.text, "line %d", where.line);
     else
         snprintf(name.text, sizeof name.text, "line {%lx}",
                  (unsigned long)(static_cast<const char*>(where.code) - 1 - __executable_start));
@@ -93,7 +90,7 @@ void install_handlers() {
     alternate.ss_sp = stack;
     alternate.ss_size = sizeof stack;
     sigaltstack(&alternate, nullptr);
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_sigaction = on_signal;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigaction(signal, &action, nullptr);
@@ -132,5 +129,4 @@ struct OutOfBounds {
 [[noreturn]] void __ubsan_handle_out_of_bounds_abort(OutOfBounds* data, uintptr_t index) {
     evo_emu::crash("index %ld out of bounds of %s at line %u", long(index), data->array->name, data->location.line);
 }
-
 }

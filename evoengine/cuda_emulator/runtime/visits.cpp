@@ -33,7 +33,8 @@ Sites warps[max_fibers / warp_size];
 Record* records;
 uint64_t record_count, record_capacity;
 
-template <class T, class Number> void make_room(T*& of, Number count, Number& capacity) {
+template <class T, class Number>
+void make_room(T*& of, Number count, Number& capacity) {
     if (count < capacity) return;
     capacity = capacity ? 2 * capacity : 16;
     of = static_cast<T*>(realloc(of, capacity * sizeof(T)));

@@ -3,9 +3,9 @@
 // has been filled again. Its A registers are read then; its tiles in shared memory then too, or as soon as the first
 // thread begins it: so early that a tile which only other threads have waited for is not there yet. Of A each warp
 // reads its own 16 rows, as soon as its own first thread begins the product (FlashAttention-3's kernels rely on that:
-// a warp that stores rows of P fences them and synchronises itself alone). A wait ends when the product of all four warps
-// is complete. Registers are host memory on a thread's stack. wgmma.fence keeps a snapshot of that stack: registers that
-// differ from it have been written since.
+// a warp that stores rows of P fences them and synchronises itself alone). A wait ends when the product of all four
+// warps is complete. Registers are host memory on a thread's stack. wgmma.fence keeps a snapshot of that stack:
+// registers that differ from it have been written since.
 #include "internal.h"
 
 #include <cstdio>
@@ -174,8 +174,7 @@ void read_a_registers(const Operation& op, unsigned first_thread, float* a) {
             const unsigned each = is_byte(op.wgmma.element) ? 2 : 1;
             for (unsigned part = 0; part < 2 * each; ++part) {
                 unsigned element = 2 * i + part / each, k = column_of(thread, element) * each + part % each;
-                a[k * 64 + row_of(thread, element)] =
-                    element_value(word >> 16 / each * part, op.wgmma.element);
+                a[k * 64 + row_of(thread, element)] = element_value(word >> 16 / each * part, op.wgmma.element);
             }
         }
 }
@@ -216,10 +215,8 @@ void compute(Operation& op, Tiles& kept, unsigned first_thread) {
         }
     };
     const bool integers = w.element == Element::s8;
-    if (w.accumulate && !integers)
-        each_pair([](float* of_c, const float* own) { memcpy(of_c, own, 8); });
-    else
-        memset(c, 0, 64 * n * sizeof(float));
+    if (w.accumulate && !integers) each_pair([](float* of_c, const float* own) { memcpy(of_c, own, 8); });
+    else memset(c, 0, 64 * n * sizeof(float));
     const unsigned depth = is_byte(w.element) ? 32 : 16;
     unsigned column = 0;
     for (; column + 16 <= n; column += 16) add_columns<Sixteen>(c + column, a, b + column, n, depth, sign);
@@ -294,7 +291,8 @@ void wgmma_begin(float* const* accumulators, const Wgmma& wgmma) {
     Thread& t = threads[current];
     Operation& op = join(warpgroups[group], t, wgmma);
     op.accumulator[within] = (unsigned char)take_accumulator(t, accumulators[0], wgmma.columns / 2, wgmma.line);
-    if (lane() == 0) visit(Visit::product, uint64_t(wgmma.line), false, wgmma.columns * (is_byte(wgmma.element) ? 2 : 1));
+    if (lane() == 0)
+        visit(Visit::product, uint64_t(wgmma.line), false, wgmma.columns * (is_byte(wgmma.element) ? 2 : 1));
     if (!wgmma.registers) return;
     for (unsigned i = 0; i < 4; ++i) {
         check_fenced(t, wgmma.registers[i], 1, "A", wgmma.line);
@@ -325,8 +323,8 @@ void wgmma_wait(unsigned groups_left, int line) {
     }
 }
 
-// Called when no thread can run but those held back: forms what is waited for first in one of the warpgroups, if all of it has been begun
-// by all of its threads. Says whether that was so.
+// Called when no thread can run but those held back: forms what is waited for first in one of the warpgroups, if all of
+// it has been begun by all of its threads. Says whether that was so.
 bool finish_a_wgmma() {
     if (!warpgroups) return false;
     const unsigned groups = fiber_count / group_size, first = groups ? unsigned(random_below(groups)) : 0;

@@ -59,9 +59,9 @@ void multiply_accumulate(void* const* payloads, unsigned) {
     }
 }
 
-#define EVO_EMU_SHAPE(m, n)                                                                \
-    template void multiply_accumulate<m, n, __half, float>(void* const*, unsigned);        \
-    template void multiply_accumulate<m, n, __half, __half>(void* const*, unsigned);       \
+#define EVO_EMU_SHAPE(m, n)                                                          \
+    template void multiply_accumulate<m, n, __half, float>(void* const*, unsigned);  \
+    template void multiply_accumulate<m, n, __half, __half>(void* const*, unsigned); \
     template void multiply_accumulate<m, n, __nv_bfloat16, float>(void* const*, unsigned);
 EVO_EMU_SHAPE(16, 16)
 EVO_EMU_SHAPE(32, 8)

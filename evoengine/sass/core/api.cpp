@@ -179,8 +179,8 @@ uint64_t sass_clusters_ended() { return clusters_ended; }
 
 static thread_local std::vector<u8> last_traces;
 
-int sass_run_blocks(void* program, const SassLaunch* from, const uint64_t* blocks, const uint64_t* limits, int count, int together,
-                    const uint8_t* pool, uint64_t pool_pages, uint64_t limit, char* message, int size) {
+int sass_run_blocks(void* program, const SassLaunch* from, const uint64_t* blocks, const uint64_t* limits, int count,
+                    int together, const uint8_t* pool, uint64_t pool_pages, uint64_t limit, char* message, int size) {
   return guarded(
       [&] {
         Launch launch = launch_of(*from);
@@ -191,9 +191,11 @@ int sass_run_blocks(void* program, const SassLaunch* from, const uint64_t* block
         Pool pooled{pool, pool_pages};
         std::deque<Sparse> sparse = sparse_of(*from, allocations, pooled);
         std::vector<ChosenBlock> chosen;
+        chosen.reserve(size_t(count));
         for (int n = 0; n < count; n++) chosen.push_back({cluster_starts(launch, blocks + n, 1)[0], limits[n]});
         last_traces.clear();
-        last_traces = run_blocks(*static_cast<Program*>(program), launch, allocations, banks.data(), from->seed, chosen, size_t(together), limit);
+        last_traces = run_blocks(*static_cast<Program*>(program), launch, allocations, banks.data(), from->seed, chosen,
+                                 size_t(together), limit);
       },
       message, size);
 }
@@ -207,9 +209,11 @@ const void* sass_traces(uint64_t* bytes) {
 
 #define SASS_NAME(name) #name "\n"
 // what `Timed` says in single numbers
-#define SASS_TIMES(X)                                                                                          \
-  X(clocks) X(issued) X(finished) X(tensor_work) X(stored) X(ended) X(issue) X(fma) X(alu) X(mufu) X(tensor)   \
+// clang-format off: a list of names
+#define SASS_TIMES(X)                                                                                        \
+  X(clocks) X(issued) X(finished) X(tensor_work) X(stored) X(ended) X(issue) X(fma) X(alu) X(mufu) X(tensor) \
   X(uniform) X(memory) X(shared) X(l2) X(dram) X(l1_hits)
+// clang-format on
 
 const char* sass_rate_names() { return SASS_RATES(SASS_NAME); }
 const char* sass_count_names() { return SASS_COUNTS(SASS_NAME); }
@@ -217,7 +221,8 @@ const char* sass_touched_names() { return SASS_TOUCHED(SASS_NAME); }
 const char* sass_time_names() { return SASS_TIMES(SASS_NAME); }
 const char* sass_progress_names() { return SASS_PROGRESS(SASS_NAME); }
 const char* sass_stall_names() {
-  return "fixed\nshort scoreboard\nlong scoreboard\nbarrier\nmbarrier\nwgmma\nasync copy\npipe\nmemory queue\nnot selected\n";
+  return "fixed\nshort scoreboard\nlong scoreboard\nbarrier\nmbarrier\nwgmma\nasync copy\npipe\nmemory queue\nnot "
+         "selected\n";
 }
 
 int sass_size(void* program, int32_t* addresses) {
@@ -228,14 +233,15 @@ int sass_size(void* program, int32_t* addresses) {
 
 #define SASS_PUT_COUNT(name) *counts++ = found.name;
 
-int sass_count(void* program, const SassLaunch* from, uint64_t block, uint64_t limit, double* counts, char* message, int size) {
+int sass_count(void* program, const SassLaunch* from, uint64_t block, uint64_t limit, double* counts, char* message,
+               int size) {
   return guarded(
       [&] {
         auto banks = banks_of(*from);
         Launch launch = launch_of(*from);
         Copied copied(*from);
-        Counts found = count_block(*static_cast<Program*>(program), launch, copied.allocations, banks.data(), from->seed,
-                                   cluster_starts(launch, &block, 1)[0], limit);
+        Counts found = count_block(*static_cast<Program*>(program), launch, copied.allocations, banks.data(),
+                                   from->seed, cluster_starts(launch, &block, 1)[0], limit);
         SASS_COUNTS(SASS_PUT_COUNT)
       },
       message, size);
@@ -248,8 +254,8 @@ int sass_count_lone_warp(void* program, const SassLaunch* from, uint64_t block, 
         auto banks = banks_of(*from);
         Launch launch = launch_of(*from);
         Copied copied(*from);
-        *instructions = count_lone_warp(*static_cast<Program*>(program), launch, copied.allocations, banks.data(), from->seed,
-                                        cluster_starts(launch, &block, 1)[0], warp, limit);
+        *instructions = count_lone_warp(*static_cast<Program*>(program), launch, copied.allocations, banks.data(),
+                                        from->seed, cluster_starts(launch, &block, 1)[0], warp, limit);
       },
       message, size);
 }
@@ -261,8 +267,8 @@ int sass_compared(void* program, const SassLaunch* from, const uint64_t* blocks,
         auto banks = banks_of(*from);
         Launch launch = launch_of(*from);
         Copied copied(*from);
-        for (const auto& of_block : compared(*static_cast<Program*>(program), launch, copied.allocations, banks.data(), from->seed,
-                                             cluster_starts(launch, blocks, count), limit, at))
+        for (const auto& of_block : compared(*static_cast<Program*>(program), launch, copied.allocations, banks.data(),
+                                             from->seed, cluster_starts(launch, blocks, count), limit, at))
           for (const Compared& one : of_block)
             for (double value : {one.one, one.other, one.after}) *values++ = value;
       },
@@ -289,8 +295,8 @@ int sass_survey(void* program, const SassLaunch* from, const uint64_t* blocks, i
       message, size);
 }
 
-int sass_time(void* program, const SassLaunch* from, const SassTiming* asked, double* times, double* progress, int32_t* notes,
-              uint64_t* issues, double* stalls, char* message, int size) {
+int sass_time(void* program, const SassLaunch* from, const SassTiming* asked, double* times, double* progress,
+              int32_t* notes, uint64_t* issues, double* stalls, char* message, int size) {
   return guarded(
       [&] {
         auto banks = banks_of(*from);

@@ -44,8 +44,8 @@ int sass_latencies(void* program, int arch, char* text, int size);
 // Runs blocks (numbers in the grid; clusters run whole; none named: all). Returns 0, 1 crashed, 2 hung, 3 a race, 4 a
 // race found by one of several threads; the reason goes to `message`. `limit` is in warp instructions per block;
 // `races` selects the checks, as in world.h; `threads` as of `run` in functional.h.
-int sass_run(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit, int races, int threads,
-             char* message, int size);
+int sass_run(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit, int races,
+             int threads, char* message, int size);
 // The number of clusters that have ended in the current launch, in any thread.
 uint64_t sass_clusters_ended();
 // The output of the calling thread's last run: `bytes` bytes, valid until that thread's next run.
@@ -54,10 +54,11 @@ const void* sass_printed(uint64_t* bytes);
 // evoengine/devices/base.py, valid until that thread's next run.
 const void* sass_visits(uint64_t* count);
 
-// Runs blocks by themselves; see run_blocks in functional.h. `limits` are in bytes of sparse inputs, whose pages are those
-// of the pool: `pool_pages` of 4096 bytes; each `together` of the blocks share one memory. Returns as sass_run does.
-int sass_run_blocks(void* program, const SassLaunch*, const uint64_t* blocks, const uint64_t* limits, int count, int together,
-                    const uint8_t* pool, uint64_t pool_pages, uint64_t limit, char* message, int size);
+// Runs blocks by themselves; see run_blocks in functional.h. `limits` are in bytes of sparse inputs, whose pages are
+// those of the pool: `pool_pages` of 4096 bytes; each `together` of the blocks share one memory. Returns as sass_run
+// does.
+int sass_run_blocks(void* program, const SassLaunch*, const uint64_t* blocks, const uint64_t* limits, int count,
+                    int together, const uint8_t* pool, uint64_t pool_pages, uint64_t limit, char* message, int size);
 // The traces of the calling thread's last run of blocks: `bytes` bytes, valid until that thread's next one.
 const void* sass_traces(uint64_t* bytes);
 
@@ -73,13 +74,14 @@ const char* sass_stall_names();
 // The functions below leave tensors unchanged: each call works on copies of those that kernels write.
 
 // Counts of one block (of a cluster: of all of it), run for at most `limit` warp instructions.
-int sass_count(void* program, const SassLaunch*, uint64_t block, uint64_t limit, double* counts, char* message, int size);
+int sass_count(void* program, const SassLaunch*, uint64_t block, uint64_t limit, double* counts, char* message,
+               int size);
 int sass_count_lone_warp(void* program, const SassLaunch*, uint64_t block, int warp, uint64_t limit,
                          uint64_t* instructions, char* message, int size);
 
 // The values that blocks compare first, see `compared` in counting.h: `values` [blocks][instructions, or 1][3].
-int sass_compared(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit, int at, double* values,
-                  char* message, int size);
+int sass_compared(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit, int at,
+                  double* values, char* message, int size);
 
 // Counts of each of some blocks, and their accesses to each allocation; see Survey in counting.h.
 int sass_survey(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit,
@@ -105,5 +107,4 @@ int sass_time(void* program, const SassLaunch*, const SassTiming*, double* times
 
 // Instructions of the program; the byte offset of each goes to `addresses` unless that is null.
 int sass_size(void* program, int32_t* addresses);
-
 }

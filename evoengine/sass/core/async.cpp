@@ -181,12 +181,9 @@ Step groups_landed(Context& c, const Instruction& i, u32 scoreboard, u32 left) {
 Step wait_for_groups(Context& c, const Instruction& i) {
   const u32 scoreboard = u32(i.operands[0].index), left = i.operands[1].immediate;
   Warp& w = c.warp;
-  if (w.copies.open(scoreboard) > int(left))
-    w.wait = {Wait::Kind::Copies, scoreboard, left};
-  else if (w.tensor_stores.open(scoreboard) > int(left))
-    w.wait = {Wait::Kind::TensorStores, scoreboard, left};
-  else
-    return groups_landed(c, i, scoreboard, left);
+  if (w.copies.open(scoreboard) > int(left)) w.wait = {Wait::Kind::Copies, scoreboard, left};
+  else if (w.tensor_stores.open(scoreboard) > int(left)) w.wait = {Wait::Kind::TensorStores, scoreboard, left};
+  else return groups_landed(c, i, scoreboard, left);
   return Step::Waiting;
 }
 

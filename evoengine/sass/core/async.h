@@ -31,12 +31,12 @@ bool transaction_phase_done(Machine&, Block&, u32 address, u32 parity);
 void check_cluster_barrier(Cluster&);
 
 // Functions of other files that ASYNC[] in async.cpp names.
-Execute prepare_transaction_barrier(Instruction&);    // SYNCS
-Execute prepare_copies_arrive(Instruction&);          // ARRIVES
-Execute prepare_tensor_load(Instruction&);            // UTMALDG
-Execute prepare_tensor_store(Instruction&);           // UTMASTG
-Execute prepare_tensor_reduction(Instruction&);       // UTMAREDG
-Execute prepare_bulk_copy(Instruction&);              // UBLKCP
-Execute prepare_bulk_reduction(Instruction&);         // UBLKRED
+Execute prepare_transaction_barrier(Instruction&);  // SYNCS
+Execute prepare_copies_arrive(Instruction&);        // ARRIVES
+Execute prepare_tensor_load(Instruction&);          // UTMALDG
+Execute prepare_tensor_store(Instruction&);         // UTMASTG
+Execute prepare_tensor_reduction(Instruction&);     // UTMAREDG
+Execute prepare_bulk_copy(Instruction&);            // UBLKCP
+Execute prepare_bulk_reduction(Instruction&);       // UBLKRED
 
 }  // namespace sass

@@ -9,8 +9,8 @@ namespace sass {
 namespace {
 
 enum Operation { ADD, MIN, MAX, INC, DEC, AND_BITS, OR_BITS, XOR_BITS, EXCH, CAS, CAST, POPC_INC };
-const char* const OPERATIONS[] = {"ADD", "MIN", "MAX", "INC", "DEC", "AND", "OR", "XOR", "EXCH", "CAS", "CAST",
-                                  nullptr};
+const char* const OPERATIONS[] = {"ADD", "MIN", "MAX",  "INC", "DEC",  "AND",
+                                  "OR",  "XOR", "EXCH", "CAS", "CAST", nullptr};
 enum Type { U32_TYPE, S32_TYPE, U64_TYPE, S64_TYPE, F32_TYPE, F64_TYPE, F16_PAIR, BF16_PAIR };
 
 float add_floats(float x, float y, bool flushes) {
@@ -149,7 +149,8 @@ Step atomic(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
-// Floats, or pairs of halves, that lie side by side. a = operation, b = type, c = operands before the address, d = how many
+// Floats, or pairs of halves, that lie side by side. a = operation, b = type, c = operands before the address, d = how
+// many
 Step combine_vectors(Context& c, const Instruction& i) {
   const u32 bytes = u32(4 * i.d);
   const Operand& memory = i.operands[i.c];
@@ -199,8 +200,8 @@ Execute prepare_atomic(Instruction& i) {
   else i.a = take_one(m, OPERATIONS);
   int side_by_side = m.take("F32x2") ? 2 : m.take("F32x4") ? 4 : 0;
   i.b = side_by_side ? F32_TYPE : take_type(m);
-  for (const auto& [name, type, registers] : {std::tuple("F16x4", F16_PAIR, 2), {"F16x8", F16_PAIR, 4},
-                                              {"BF16x4", BF16_PAIR, 2}, {"BF16x8", BF16_PAIR, 4}})
+  for (const auto& [name, type, registers] :
+       {std::tuple("F16x4", F16_PAIR, 2), {"F16x8", F16_PAIR, 4}, {"BF16x4", BF16_PAIR, 2}, {"BF16x8", BF16_PAIR, 4}})
     if (m.take(name)) i.b = type, side_by_side = registers;
   m.take("FTZ"), m.take("RN");
   take_caching(m);
@@ -248,12 +249,14 @@ u64 combine(const Instruction& i, u64 old, u64 value, u64 with) {
 int take_operation(Modifiers& m) { return take_one(m, OPERATIONS); }
 
 u64 combine_elements(const Instruction& i, int operation, u32 map_type, u64 old, u64 value) {
-  static constexpr int TYPES[11] = {-1, -1, U32_TYPE, S32_TYPE, U64_TYPE, S64_TYPE, F16_PAIR, F32_TYPE, -1, -1, BF16_PAIR};
+  static constexpr int TYPES[11] = {-1,       -1,       U32_TYPE, S32_TYPE, U64_TYPE, S64_TYPE,
+                                    F16_PAIR, F32_TYPE, -1,       -1,       BF16_PAIR};
   const int type = map_type < 11 ? TYPES[map_type] : -1;
   const bool orders = operation == MIN || operation == MAX, counts = operation == INC || operation == DEC;
   const bool known = operation == ADD || (orders ? type != F32_TYPE : counts ? type == U32_TYPE : type <= S64_TYPE);
   if (type < 0 || !known)
-    throw Fault{named(i) + ": its tensor map has elements of type " + std::to_string(map_type) + ", which it does not combine"};
+    throw Fault{named(i) + ": its tensor map has elements of type " + std::to_string(map_type) +
+                ", which it does not combine"};
   return combined(operation, type, false, old, value, 0);
 }
 
@@ -267,6 +270,7 @@ bool take_combination(Modifiers& m, Instruction& i) {
   return whole && i.a > MAX && i.a <= XOR_BITS;
 }
 
+// clang-format off: an opcode per line
 const Opcode ATOMIC[] = {
     {"ATOM", Pipe::Memory, prepare_atomic<1>},
     {"ATOMG", Pipe::Memory, prepare_atomic<0>},
@@ -275,5 +279,6 @@ const Opcode ATOMIC[] = {
     {"REDG", Pipe::Memory, prepare_atomic<0>},
     {nullptr, Pipe::None, nullptr},
 };
+// clang-format on
 
 }  // namespace sass

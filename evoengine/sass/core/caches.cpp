@@ -43,7 +43,8 @@ int phases(const Access& access, u32* lanes) {
   if (access.bytes <= 4) return 1;
   int width = access.bytes == 8 ? 16 : 8, count = 0;
   for (int first = 0; first < LANES; first += 2 * width) {
-    u32 one = access.lanes & ((1u << width) - 1) << first, other = access.lanes & ((1u << width) - 1) << (first + width);
+    const u32 lanes_of_phase = (1u << width) - 1;
+    u32 one = access.lanes & lanes_of_phase << first, other = access.lanes & lanes_of_phase << (first + width);
     if (one && other && same_in_pairs(access, one | other)) one |= other, other = 0;
     if (one) lanes[count++] = one;
     if (other) lanes[count++] = other;

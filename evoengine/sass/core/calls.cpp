@@ -15,7 +15,9 @@ constexpr u32 LONGEST_TEXT = 4096;        // bytes of a string that a kernel pri
 constexpr size_t MOST_PRINTED = 1 << 20;  // bytes, as the driver's buffer
 constexpr int FIRST_ARGUMENT = 4;
 
-u64 pair_of(const Context& c, int index, int lane) { return u64(c.warp.r[index + 1][lane]) << 32 | c.warp.r[index][lane]; }
+u64 pair_of(const Context& c, int index, int lane) {
+  return u64(c.warp.r[index + 1][lane]) << 32 | c.warp.r[index][lane];
+}
 
 void load(Context& c, u64 address, void* to, u32 bytes, int lane) {
   if (const u8* held = window_bytes(c, address, bytes, lane)) std::memcpy(to, held, bytes);
@@ -79,11 +81,21 @@ std::string converted(Conversion of, Arguments& from) {
   if (of.flags.size() > 32) return "?";
   switch (of.letter) {
     case '%': return "%";
-    case 'd': case 'i': return of.wide ? with(of, "ll", (long long)from.next<i64>()) : with(of, "", from.next<i32>());
-    case 'u': case 'x': case 'X': case 'o':
-      return of.wide ? with(of, "ll", (unsigned long long)from.next<u64>()) : with(of, "", from.next<u32>());
+    case 'd':
+    case 'i': return of.wide ? with(of, "ll", (long long)from.next<i64>()) : with(of, "", from.next<i32>());
+    case 'u':
+    case 'x':
+    case 'X':
+    case 'o': return of.wide ? with(of, "ll", (unsigned long long)from.next<u64>()) : with(of, "", from.next<u32>());
     case 'c': return with(of, "", from.next<i32>());
-    case 'e': case 'E': case 'f': case 'F': case 'g': case 'G': case 'a': case 'A': return with(of, "", from.next<double>());
+    case 'e':
+    case 'E':
+    case 'f':
+    case 'F':
+    case 'g':
+    case 'G':
+    case 'a':
+    case 'A': return with(of, "", from.next<double>());
     case 'p': return with(of, "", reinterpret_cast<const void*>(from.next<u64>()));
     case 's': {
       const u64 at = from.next<u64>();
@@ -116,8 +128,8 @@ void print(Context& c, int lane) {
 void assert_failed(Context& c, int lane) {
   const int at = FIRST_ARGUMENT;
   throw Fault{"lane " + std::to_string(lane) + ": " + text_at(c, pair_of(c, at + 2, lane), lane) + ":" +
-              std::to_string(c.warp.r[at + 4][lane]) + ": " + text_at(c, pair_of(c, at + 6, lane), lane) + ": assertion `" +
-              text_at(c, pair_of(c, at, lane), lane) + "` failed"};
+              std::to_string(c.warp.r[at + 4][lane]) + ": " + text_at(c, pair_of(c, at + 6, lane), lane) +
+              ": assertion `" + text_at(c, pair_of(c, at, lane), lane) + "` failed"};
 }
 
 }  // namespace
@@ -127,7 +139,8 @@ Step call_absolute(Context& c, const Instruction& i) {
   const int index = i.operands[0].index, first = __builtin_ctz(c.lanes);
   const u64 target = pair_of(c, index, first);
   if (target - BUILTINS >= PROVIDED * BUILTIN_BYTES) {
-    if (target >= u64(c.machine.program->code.size()) * 16) throw Fault{"a call of an address that has no function: " + i.text};
+    if (target >= u64(c.machine.program->code.size()) * 16)
+      throw Fault{"a call of an address that has no function: " + i.text};
     for (u32 rest = c.lanes; rest; rest &= rest - 1) {
       const int lane = __builtin_ctz(rest);
       if (pair_of(c, index, lane) >= u64(c.machine.program->code.size()) * 16)

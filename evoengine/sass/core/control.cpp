@@ -179,8 +179,8 @@ Execute prepare_move_convergence(Instruction& i) {
   m.take("32");
   m.take("PQUAD");
   i.a = m.take("CLEAR");
-  bool known = i.operands.size() == 2 && (i.operands[0].kind == Operand::Kind::Barrier ||
-                                          i.operands[1].kind == Operand::Kind::Barrier);
+  bool known = i.operands.size() == 2 &&
+               (i.operands[0].kind == Operand::Kind::Barrier || i.operands[1].kind == Operand::Kind::Barrier);
   return m.none_left() && known ? move_convergence : nullptr;
 }
 
@@ -216,7 +216,8 @@ u32 first_lane(Context& c, const Operand& o) {
   return integer(c, o, scratch)[__builtin_ctz(c.lanes)];
 }
 
-// BAR.SYNC barrier[, threads]; BAR.ARV barrier, threads; BAR.RED barrier[, threads], P. a = waits, b = reduces, c = Reduced
+// BAR.SYNC barrier[, threads]; BAR.ARV barrier, threads; BAR.RED barrier[, threads], P. a = waits, b = reduces, c =
+// Reduced
 Step barrier(Context& c, const Instruction& i) {
   Warp& w = c.warp;
   if (!w.together && w.strict) {
@@ -281,7 +282,8 @@ Execute prepare_barrier_result(Instruction& i) {
 }
 
 Execute prepare_load_address(Instruction& i) {
-  return !i.operands.empty() && i.operands[0].kind == Operand::Kind::Register && i.modifiers.empty() ? load_address : nullptr;
+  return !i.operands.empty() && i.operands[0].kind == Operand::Kind::Register && i.modifiers.empty() ? load_address
+                                                                                                     : nullptr;
 }
 
 Execute prepare_no_operation(Instruction&) { return nothing; }

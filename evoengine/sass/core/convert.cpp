@@ -20,8 +20,9 @@ u32 to_format(double value, FloatFormat format, int rounding, bool saturates) {
   const u64 significand = (all & ((1ull << 52) - 1)) | u64(stored != 0) << 52;
   const int shift = std::min(63, 52 - mantissa + std::max(0, smallest - exponent));
   const u64 kept = significand >> shift, rest = significand & ((1ull << shift) - 1), half = 1ull << (shift - 1);
-  const bool away = rounding == NEAREST ? rest > half || (rest == half && (kept & 1))
-                    : rounding == TRUNCATE ? false : rest && (rounding == DOWN) == negative;
+  const bool away = rounding == NEAREST    ? rest > half || (rest == half && (kept & 1))
+                    : rounding == TRUNCATE ? false
+                                           : rest && (rounding == DOWN) == negative;
   const bool overflows = exponent > bias + 1;
   const u64 field = exponent < smallest ? 0 : u64(exponent + bias - 1) << mantissa;  // kept has the leading one
   u64 out = overflows ? beyond : field + kept + away;
@@ -42,9 +43,7 @@ enum { T_U8, T_S8, T_U16, T_S16, T_U32, T_S32, T_U64, T_S64 };
 enum { T_F16, T_F32, T_F64, T_BF16 };
 
 // The bits that an operand's suffix names, moved down.
-u32 narrowed(const Operand& o, u32 x) {
-  return o.part >= 4 ? x >> (8 * (o.part - 4)) : o.part == 2 ? x >> 16 : x;
-}
+u32 narrowed(const Operand& o, u32 x) { return o.part >= 4 ? x >> (8 * (o.part - 4)) : o.part == 2 ? x >> 16 : x; }
 
 // A lane's float of the type as a double, which represents all of them exactly.
 double read_float(int type, const Operand& o, u64 bits, bool flushes) {
@@ -278,9 +277,8 @@ Step narrow_half(Context& c, const Instruction& i) {
 Step narrow_float(Context& c, const Instruction& i) {
   Lanes s, out;
   const Lanes& x = floating(c, i.operands[1], s);
-  each(out, [&](int l) {
-    return to_format(i.c ? positive(as_float(x[l])) : as_float(x[l]), TFLOAT_FORMAT, i.b) << 13;
-  });
+  each(out,
+       [&](int l) { return to_format(i.c ? positive(as_float(x[l])) : as_float(x[l]), TFLOAT_FORMAT, i.b) << 13; });
   write(c, i.operands[0], out);
   return Step::Done;
 }
@@ -382,7 +380,8 @@ Execute prepare_i2ip(Instruction& i) {
 // F2IP.U8.F32.TRUNC.NTZ R, x, y, RZ: the same of two floats. a = type, c = how they are rounded, d = NaN gives zero
 Step f2ip(Context& c, const Instruction& i) {
   Lanes s, t, r, out;
-  const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t), &above = plain(c, i.operands[3], r);
+  const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t),
+              &above = plain(c, i.operands[3], r);
   auto part = [&](u32 v) { return u32(to_integer(to_whole(as_float(v), i.c), i.a, i.d)) & 0xff; };
   each(out, [&](int l) { return part(y[l]) | part(x[l]) << 8 | above[l] << 16; });
   write(c, i.operands[0], out);
@@ -400,6 +399,7 @@ Execute prepare_f2ip(Instruction& i) {
 
 }  // namespace
 
+// clang-format off: an opcode per line
 const Opcode CONVERT[] = {
     {"I2F", Pipe::Mufu, prepare_i2f},
     {"UI2F", Pipe::Uniform, prepare_i2f},
@@ -421,5 +421,6 @@ const Opcode CONVERT[] = {
     {"UI2I", Pipe::Uniform, prepare_i2i},
     {nullptr, Pipe::None, nullptr},
 };
+// clang-format on
 
 }  // namespace sass

@@ -28,11 +28,11 @@ struct Counter : Observer {
       case Pipe::Branch: counts.branch++; break;
       case Pipe::Tensor:
         counts.tensor++;
-        if (i.opcode[1] != 'G') (i.fp16_sums ? counts.hmma_fp16 : counts.hmma) += i.mma_work;
+        if (!is_group_product(i)) (i.fp16_sums ? counts.hmma_fp16 : counts.hmma) += i.mma_work;
         break;
       case Pipe::None: break;
     }
-    counts.barriers += i.opcode.starts_with("BAR.");
+    counts.barriers += i.op == Op::BAR;
     if (c.lanes && c.access.space != Access::Space::None) add(c.access);
   }
 
@@ -67,7 +67,8 @@ struct Counter : Observer {
 
 constexpr int PIECE = 6;  // log2 of 64 bytes
 
-// Pieces of memory with how often they were asked for, by how many blocks, and how many of these came first; open addressing.
+// Pieces of memory with how often they were asked for, by how many blocks, and how many of these came first; open
+// addressing.
 class Pieces {
  public:
   // `waits`: how often the warp that asks has waited for its loads before.
@@ -103,7 +104,9 @@ class Pieces {
   };
 
   // neighbours lie beside each other, as they are asked for one after the other
-  size_t place(u64 piece) const { return ((piece >> 3) * 0x9e3779b97f4a7c15ull >> 20 << 3 | (piece & 7)) & (table.size() - 1); }
+  size_t place(u64 piece) const {
+    return ((piece >> 3) * 0x9e3779b97f4a7c15ull >> 20 << 3 | (piece & 7)) & (table.size() - 1);
+  }
 
   Entry& at(u64 piece) {
     size_t n = place(piece);
@@ -137,12 +140,17 @@ struct Surveyor : Counter {
     u8 scoreboards = 0;  // of pending loads
     u32 waits = 0;       // for loads, so far
   };
-  std::vector<Loading> warps;          // of the block
-  u32 waits = 0;                       // of the warp that runs
+  std::vector<Loading> warps;  // of the block
+  u32 waits = 0;               // of the warp that runs
   const std::vector<Allocation>& allocations;
 
-  explicit Surveyor(const std::vector<Allocation>& all) 
-      : found(all.size()), first(all.size(), NAN), in(all.size()), eviction(all.size()), boxes(all.size()), allocations(all) {}
+  explicit Surveyor(const std::vector<Allocation>& all)
+      : found(all.size()),
+        first(all.size(), NAN),
+        in(all.size()),
+        eviction(all.size()),
+        boxes(all.size()),
+        allocations(all) {}
 
   void saw(const Context& c, const Instruction& i) override {
     Counter::saw(c, i);
@@ -276,7 +284,7 @@ u64 count_lone_warp(const Program& program, const Launch& launch, const std::vec
 namespace {
 
 bool compares_integers(const Instruction& i) {
-  return (i.opcode.starts_with("ISETP") || i.opcode.starts_with("UISETP")) && i.operands.size() > 3;
+  return (i.op == Op::ISETP || i.op == Op::UISETP) && i.operands.size() > 3;
 }
 
 struct FirstComparisons : Observer {
@@ -314,8 +322,8 @@ struct FirstComparisons : Observer {
 }  // namespace
 
 std::vector<std::vector<Compared>> compared(const Program& program, const Launch& launch,
-                                            const std::vector<Allocation>& allocations, const std::vector<u8>* banks, u64 seed,
-                                            const std::vector<u64>& blocks, u64 limit, int at) {
+                                            const std::vector<Allocation>& allocations, const std::vector<u8>* banks,
+                                            u64 seed, const std::vector<u64>& blocks, u64 limit, int at) {
   std::vector<std::vector<Compared>> found;
   for (u64 block : blocks) {
     FirstComparisons observer(program, at);

@@ -55,7 +55,7 @@ bool suffix(Operand& o, string_view s) {
       {"B0", 4},    {"B1", 5},    {"B2", 6},    {"B3", 7}, {"F32", 8},
   };
   if (s == "64") return o.wide = true;
-  if (s == "reuse") return true;              // the control word has it too
+  if (s == "reuse") return true;                             // the control word has it too
   if (s == "ROW" || s == "COL" || s == "SIGN") return true;  // IMMA and PLOP3 read the operand's text
   for (const auto& [name, part] : PARTS)
     if (s == name) return o.part = u8(part), true;
@@ -235,6 +235,14 @@ void control(Instruction& i) {
   i.reuse = field(58, 4);
 }
 
+Op op_of(string_view base) {
+#define SASS_NAME(name) {#name, Op::name},
+  static const std::unordered_map<string_view, Op> OPS = {SASS_OPS(SASS_NAME)};
+#undef SASS_NAME
+  const auto found = OPS.find(base);
+  return found == OPS.end() ? Op::Other : found->second;
+}
+
 // `@!UP0 IADD3.X R1, …` without its semicolon. False if an operand or the guard is unknown.
 bool instruction(Instruction& i, string_view s) {
   s = trim(s);
@@ -252,6 +260,7 @@ bool instruction(Instruction& i, string_view s) {
   string_view name = next_part(s, ' ');
   i.opcode = string(name);
   const string_view base = next_part(name, '.');
+  i.op = op_of(base);
   while (!name.empty()) i.modifiers.emplace_back(next_part(name, '.'));
   i.sparse = !i.modifiers.empty() && i.modifiers[0] == "SP";
   if (i.sparse) i.modifiers.erase(i.modifiers.begin());
@@ -262,8 +271,8 @@ bool instruction(Instruction& i, string_view s) {
 const Opcode* opcode(string_view base) {
   static const auto* names = [] {
     auto* all = new std::unordered_map<string_view, const Opcode*>;
-    for (const Opcode* table : {INTEGER, BITS, MOVES, WARPS, FLOATING, DOUBLE, HALF, CONVERT, CONTROL, MEMORY, ATOMIC,
-                                MATRIX, ASYNC})
+    for (const Opcode* table :
+         {INTEGER, BITS, MOVES, WARPS, FLOATING, DOUBLE, HALF, CONVERT, CONTROL, MEMORY, ATOMIC, MATRIX, ASYNC})
       for (const Opcode* o = table; o->name; ++o) all->emplace(o->name, o);
     return all;
   }();
@@ -271,8 +280,9 @@ const Opcode* opcode(string_view base) {
   return found == names->end() ? nullptr : found->second;
 }
 
-// Products of 8 × 8 × 4 in an instruction that multiplies matrices, of a warp: the shape is in its first modifier, as rows,
-// columns and depth in decimal digits (16816, 8x8x4, 64x128x16, of whose rows a warp has 16). 0 of any other instruction.
+// Products of 8 × 8 × 4 in an instruction that multiplies matrices, of a warp: the shape is in its first modifier, as
+// rows, columns and depth in decimal digits (16816, 8x8x4, 64x128x16, of whose rows a warp has 16). 0 of any other
+// instruction.
 u32 products_of(const Instruction& i, string_view base) {
   static constexpr string_view PRODUCTS[] = {"HMMA", "QMMA", "IMMA", "DMMA", "HGMMA", "QGMMA", "IGMMA"};
   if (std::find(std::begin(PRODUCTS), std::end(PRODUCTS), base) == std::end(PRODUCTS)) return 0;
@@ -288,19 +298,27 @@ u32 products_of(const Instruction& i, string_view base) {
 
 // The executor's requirements on every instruction that it runs.
 void classify(Instruction& i, string_view base) {
-  auto is_one_of = [&](std::initializer_list<string_view> names) { return std::find(names.begin(), names.end(), base) != names.end(); };
+  auto is_one_of = [&](std::initializer_list<string_view> names) {
+    return std::find(names.begin(), names.end(), base) != names.end();
+  };
   const bool atomic = is_one_of({"ATOM", "ATOMG", "RED", "REDG"});
   if (atomic || (is_one_of({"LD", "LDG", "ST", "STG"}) && (has(i, "STRONG") || has(i, "MMIO"))))
     i.strength = has(i, "SM") || has(i, "CTA") ? BLOCK_STRONG : GPU_STRONG;
-  if (is_one_of({"UBLKRED", "UTMAREDG"})) i.strength = GPU_STRONG;  // each element by itself, relaxed and of the GPU's scope
+  if (is_one_of({"UBLKRED", "UTMAREDG"}))
+    i.strength = GPU_STRONG;  // each element by itself, relaxed and of the GPU's scope
   i.changes_global = atomic || is_one_of({"ST", "STG", "UTMASTG", "UTMAREDG", "UBLKRED"});
-  i.acts = is_one_of({"ST", "STG", "STS", "STSM", "LDGSTS", "LDGDEPBAR", "ARRIVES", "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP",
-                      "UBLKRED", "UTMACMDFLUSH", "HGMMA", "QGMMA", "IGMMA", "BAR", "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
+  i.acts = is_one_of({"ST",      "STG",     "STS",      "STSM",        "LDGSTS",     "LDGDEPBAR",    "ARRIVES",
+                      "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP",      "UBLKRED",    "UTMACMDFLUSH", "HGMMA",
+                      "QGMMA",   "IGMMA",   "BAR",      "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
            (base == "SYNCS" && !has(i, "PHASECHK"));
   if (const u32 products = products_of(i, base)) {
     i.visit = Visit::Product, i.products = products;
     i.fp16_sums = base == "IMMA" || ((base == "HMMA" || base == "QMMA") && has(i, "F16"));
-    i.mma_work = base == "DMMA" ? 1 : products / 8.0 * (base == "IMMA" || base == "QMMA" ? 0.5 : has(i, "TF32") ? 2 : 1);
+    i.mma_work = base == "DMMA" ? 1
+                                : products / 8.0 *
+                                      (base == "IMMA" || base == "QMMA" ? 0.5
+                                       : has(i, "TF32")                 ? 2
+                                                                        : 1);
   }
   i.widens = base == "HADD2" && has(i, "F32");
   i.high = base == "IMAD" && has(i, "HI");
@@ -399,7 +417,7 @@ void append(Program& program, std::vector<bool>& known, string_view rest) {
       i.address += base;
       i.word[0] = encoding(line.substr(comment));
       known.push_back(instruction(i, line.substr(end + 2, semicolon - end - 2)));
-    } else if (line.ends_with(":")) {
+    } else if (line.ends_with(':')) {
       program.labels[string(line.substr(0, line.size() - 1))] = int(program.code.size());
     }
   }
@@ -434,10 +452,10 @@ Program decode(string_view listing, string_view entry) {
   std::vector<bool> known;
   append(program, known, section(listing, entry));
   for (size_t k = 0; k < program.code.size(); k++) {  // functions in sections of their own, and what they call
-    if (!program.code[k].opcode.starts_with("CALL")) continue;
+    if (program.code[k].op != Op::CALL) continue;
     for (size_t n = 0; n < program.code[k].operands.size(); n++) {
       const string name = program.code[k].operands[n].text;
-      if (program.code[k].operands[n].kind != Operand::Kind::Label || program.labels.count(name)) continue;
+      if (program.code[k].operands[n].kind != Operand::Kind::Label || program.labels.contains(name)) continue;
       if (listing.find(".section\t.text." + name + ",") != listing.npos) append(program, known, section(listing, name));
     }
   }

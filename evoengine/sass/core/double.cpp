@@ -44,7 +44,8 @@ Step arithmetic(Context& c, const Instruction& i) {
   Doubles source[3];
   Wide out;
   Wide raw[3];
-  for (int k = 0; k < Op::SOURCES; ++k) load_doubles(c, i.operands[k + 1], source[k]), load_bits(c, i.operands[k + 1], raw[k]);
+  for (int k = 0; k < Op::SOURCES; ++k)
+    load_doubles(c, i.operands[k + 1], source[k]), load_bits(c, i.operands[k + 1], raw[k]);
   calculate<Op>(source[0], source[1], source[Op::SOURCES - 1], out, i.a);
   for (int l = 0; l < LANES; ++l)
     if (out[l] == DOUBLE_NAN) out[l] = carried_nan(raw[0][l], raw[1][l], Op::SOURCES == 3 ? raw[2][l] : 0);

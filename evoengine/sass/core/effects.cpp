@@ -16,11 +16,13 @@ bool one_of(string_view name, std::initializer_list<string_view> names) {
 
 // Instructions without a destination.
 bool only_reads(string_view base) {
-  return one_of(base, {"STG", "STS", "STL", "ST", "STSM", "RED", "REDG", "BRA", "JMP", "BRX", "EXIT", "BAR", "NOP", "BSSY",
-                       "BSYNC", "BREAK", "MEMBAR", "ERRBAR", "CGAERRBAR", "CCTL", "CCTLL", "WARPSYNC", "LDGSTS", "LDGDEPBAR",
-                       "DEPBAR", "CALL", "RET", "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "UTMACMDFLUSH", "UTMAPF", "UBLKPF",
-                       "UTMACCTL", "FENCE", "WARPGROUP", "ARRIVES", "NANOSLEEP", "YIELD", "UCGABAR_ARV", "UCGABAR_WAIT",
-                       "BPT", "ENDCOLLECTIVE", "PREFETCH", "ACQBULK", "PREEXIT"});
+  return one_of(base, {"STG",          "STS",      "STL",           "ST",       "STSM",         "RED",    "REDG",
+                       "BRA",          "JMP",      "BRX",           "EXIT",     "BAR",          "NOP",    "BSSY",
+                       "BSYNC",        "BREAK",    "MEMBAR",        "ERRBAR",   "CGAERRBAR",    "CCTL",   "CCTLL",
+                       "WARPSYNC",     "LDGSTS",   "LDGDEPBAR",     "DEPBAR",   "CALL",         "RET",    "UTMALDG",
+                       "UTMASTG",      "UTMAREDG", "UBLKCP",        "UBLKRED",  "UTMACMDFLUSH", "UTMAPF", "UBLKPF",
+                       "UTMACCTL",     "FENCE",    "WARPGROUP",     "ARRIVES",  "NANOSLEEP",    "YIELD",  "UCGABAR_ARV",
+                       "UCGABAR_WAIT", "BPT",      "ENDCOLLECTIVE", "PREFETCH", "ACQBULK",      "PREEXIT"});
 }
 
 struct Builder {
@@ -30,7 +32,8 @@ struct Builder {
   int arch;
 
   void add(std::vector<Use>& to, int slot, Unit unit) {
-    const bool known = std::any_of(to.begin(), to.end(), [&](const Use& u) { return u.slot == slot && u.unit == unit; });
+    const bool known =
+        std::any_of(to.begin(), to.end(), [&](const Use& u) { return u.slot == slot && u.unit == unit; });
     if (!known) to.push_back({Slot16(slot), unit});
   }
   void add(std::vector<Use>& to, int slot) { add(to, slot, e.unit); }
@@ -55,9 +58,7 @@ struct Builder {
       case Kind::UniformPredicate:
         if (o.index != PT) add(to, UNIFORM_PREDICATE_SLOTS + o.index);
         return;
-      case Kind::Constant:
-        registers(to, o.index, 1);
-        return uniforms(to, o.uniform, 1);
+      case Kind::Constant: registers(to, o.index, 1); return uniforms(to, o.uniform, 1);
       case Kind::MatrixDescriptor: return uniforms(to, o.index, o.text.starts_with("gdesc") ? 4 : 2);
       case Kind::Memory: return address(to, o);
       default: return;
@@ -74,19 +75,28 @@ struct Builder {
   }
 
   bool is_global() const {
-    return one_of(base, {"LDG", "STG", "LD", "ST", "ATOM", "ATOMG", "RED", "REDG", "CCTL", "PREFETCH", "QSPC", "LDGSTS"});
+    return one_of(base,
+                  {"LDG", "STG", "LD", "ST", "ATOM", "ATOMG", "RED", "REDG", "CCTL", "PREFETCH", "QSPC", "LDGSTS"});
   }
   void address(std::vector<Use>& to, const Operand& o) {
-    if (const size_t at = o.text.find("desc[UR"); at != o.text.npos) uniforms(to, std::atoi(o.text.c_str() + at + 7), 2);
+    if (const size_t at = o.text.find("desc[UR"); at != o.text.npos)
+      uniforms(to, std::atoi(o.text.c_str() + at + 7), 2);
     const bool far = is_global() && !(base == "LDGSTS" && &o == &i.operands[0]);
     registers(to, o.index, o.wide || (far && is_pair(i, o)) ? 2 : 1);
     uniforms(to, o.uniform, far || base[0] == 'U' ? 2 : 1);
   }
 
-  int width() const { return has(i, "128") || has(i, "F32x4") || has(i, "F16x8") || has(i, "BF16x8") ? 4 : has(i, "F32x2") || has(i, "F16x4") || has(i, "BF16x4") ? 2 : has(i, "64") || has(i, "U64") || has(i, "S64") || has(i, "F64") ? 2 : 1; }
+  int width() const {
+    return has(i, "128") || has(i, "F32x4") || has(i, "F16x8") || has(i, "BF16x8") ? 4
+           : has(i, "F32x2") || has(i, "F16x4") || has(i, "BF16x4")                ? 2
+           : has(i, "64") || has(i, "U64") || has(i, "S64") || has(i, "F64")       ? 2
+                                                                                   : 1;
+  }
   // Instructions on 64-bit integers, whose registers are pairs.
   bool is_pair_of_words() const {
-    return one_of(base, {"IADD", "UIADD", "UIADD3", "MOV", "UMOV", "SEL", "USEL", "ISETP", "UISETP", "IMNMX", "UIMNMX"}) && width() == 2;
+    return one_of(base,
+                  {"IADD", "UIADD", "UIADD3", "MOV", "UMOV", "SEL", "USEL", "ISETP", "UISETP", "IMNMX", "UIMNMX"}) &&
+           width() == 2;
   }
   bool wide(size_t modifier) const {
     if (modifier >= i.modifiers.size()) return false;
@@ -147,7 +157,9 @@ struct Builder {
       return n < i.operands.size() &&
              (i.operands[n].kind == Kind::Predicate || i.operands[n].kind == Kind::UniformPredicate);
     };
-    if (one_of(base, {"ISETP", "FSETP", "DSETP", "HSETP2", "UISETP", "UFSETP", "PLOP3", "UPLOP3", "SHFL", "ELECT", "QSPC"})) return 2;
+    if (one_of(base,
+               {"ISETP", "FSETP", "DSETP", "HSETP2", "UISETP", "UFSETP", "PLOP3", "UPLOP3", "SHFL", "ELECT", "QSPC"}))
+      return 2;
     if (one_of(base, {"IMNMX", "UIMNMX"}) && is_pair_of_words()) return 3;
     if (one_of(base, {"VOTE", "VOTEU"})) return i.operands.size() - 1;
     if (base == "B2R") return i.operands.size();
@@ -177,7 +189,8 @@ struct Builder {
     if (i.operands.empty()) return;
     if (one_of(base, {"HMMA", "QMMA", "IMMA", "DMMA", "BMMA"})) return matrix_product();
     if (one_of(base, {"HGMMA", "QGMMA", "IGMMA"})) return group_product();
-    if (one_of(base, {"UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "UTMAPF", "UBLKPF"})) return uniform_copy();
+    if (one_of(base, {"UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "UTMAPF", "UBLKPF"}))
+      return uniform_copy();
     if (one_of(base, {"P2R", "UP2UR"})) return write(0), predicates(e.reads, i.operands.back()), read_from(2);
     if (one_of(base, {"R2P", "UR2UP"})) return predicates(e.writes, i.operands.back()), read_from(1);
     if (one_of(base, {"STG", "ST", "STS", "STL"})) return read(0), read(1, width()), read_from(2);
@@ -222,7 +235,8 @@ struct Builder {
   }
 
   void sources(size_t first) {
-    if (one_of(base, {"IMAD", "UIMAD"}) && has(i, "WIDE")) return read(first), read(first + 1), addend(first + 2), read_from(first + 3);
+    if (one_of(base, {"IMAD", "UIMAD"}) && has(i, "WIDE"))
+      return read(first), read(first + 1), addend(first + 2), read_from(first + 3);
     if (one_of(base, {"DADD", "DMUL", "DFMA", "DMNMX", "DSETP"})) return read_from(first, 2);
     if (is_pair_of_words()) return read_from(first, 2);
     if (one_of(base, {"F2I", "UF2I"})) return read_from(first, has(i, "F64") ? 2 : 1);
@@ -263,7 +277,8 @@ struct Builder {
   // A fence, and mbarrier.init, end when their scoreboard says so; what tells others of memory comes behind that.
   void order() {
     const bool fence = one_of(base, {"FENCE", "MEMBAR"});
-    const bool tells = one_of(base, {"BAR", "UTMASTG", "UTMAREDG", "UTMALDG", "UBLKCP", "UBLKRED", "WARPGROUP", "UCGABAR_ARV", "RED", "REDG", "ATOM", "ATOMG"});
+    const bool tells = one_of(base, {"BAR", "UTMASTG", "UTMAREDG", "UTMALDG", "UBLKCP", "UBLKRED", "WARPGROUP",
+                                     "UCGABAR_ARV", "RED", "REDG", "ATOM", "ATOMG"});
     const bool initialises = base == "SYNCS" && has(i, "EXCH");
     if (base == "FENCE" || tells || (base == "SYNCS" && has(i, "ARRIVE"))) add(e.reads, ORDER_SLOT);
     if ((fence || initialises) && (i.write_barrier < 6 || i.read_barrier < 6)) add(e.writes, ORDER_SLOT);
@@ -272,7 +287,8 @@ struct Builder {
   Unit unit() const {
     if (one_of(base, {"IMAD", "FFMA", "FMUL", "FADD", "FMUL32I", "FADD32I", "IDP"})) return Unit::Fma;
     if (base == "VIADD" && arch >= 90) return Unit::Fma;
-    if (one_of(base, {"HADD2", "HMUL2", "HFMA2", "HMNMX2", "HSETP2", "HSET2"})) return has(i, "MMA") ? Unit::HalfHeavy : Unit::Half;
+    if (one_of(base, {"HADD2", "HMUL2", "HFMA2", "HMNMX2", "HSETP2", "HSET2"}))
+      return has(i, "MMA") ? Unit::HalfHeavy : Unit::Half;
     if (base == "HMMA") {
       const char* const whole = has(i, "TF32") ? (i.sparse ? "16816" : "1688") : i.sparse ? "16832" : "16816";
       return has(i, whole) || (!i.sparse && has(i, "16816")) ? Unit::Tensor : Unit::ShortTensor;
@@ -289,7 +305,8 @@ struct Builder {
     if (one_of(base, {"VOTE", "VOTEU", "ELECT"})) return Unit::Vote;
     if (one_of(base, {"UMOV", "ULDC"})) return Unit::UniformMove;
     if (one_of(base, {"UFADD", "UFMUL", "UFFMA", "UFMNMX", "UFSETP", "UFSEL", "UFSET"})) return Unit::UniformFloat;
-    if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV", "FCHK", "MATCH", "REDUX", "S2R"})) return Unit::Xu;
+    if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV", "FCHK", "MATCH", "REDUX", "S2R"}))
+      return Unit::Xu;
     switch (i.pipe) {
       case Pipe::Uniform: return base.starts_with("UTMA") || base.starts_with("UBLK") ? Unit::Memory : Unit::Uniform;
       case Pipe::Memory: return Unit::Memory;
@@ -301,7 +318,8 @@ struct Builder {
 
   Queue queue() const {
     if (one_of(base, {"LDS", "STS", "LDSM", "STSM", "MOVM", "SHFL", "ATOMS"})) return Queue::Shared;
-    if (one_of(base, {"LDG", "STG", "LD", "ST", "LDL", "STL", "LDGSTS", "ATOM", "ATOMG", "RED", "REDG"})) return Queue::Global;
+    if (one_of(base, {"LDG", "STG", "LD", "ST", "LDL", "STL", "LDGSTS", "ATOM", "ATOMG", "RED", "REDG"}))
+      return Queue::Global;
     if (base == "LDC") return Queue::Constant;
     if (one_of(base, {"MUFU", "F2F", "F2I", "I2F", "FRND", "POPC", "FLO", "BREV", "FCHK"})) return Queue::Xu;
     if (one_of(base, {"S2R", "S2UR"})) return Queue::ToUniform;

@@ -16,9 +16,12 @@ constexpr int SLOTS = 343;
 std::string slot_name(Slot16);
 
 // Instructions that deliver results and read operands with the same latency.
-#define SASS_UNITS(X)                                                                                                  \
-  X(Other) X(Fma) X(WideLow) X(WideHigh) X(Alu) X(Half) X(HalfHeavy) X(Tensor) X(ShortTensor) X(IntegerTensor) X(Double) X(Uniform) X(UniformMove) X(UniformFloat) X(Special) X(ToUniform)    \
-  X(FromPredicates) X(Vote) X(Memory) X(AtomicValue) X(Indexed) X(Sync) X(Xu) X(Branch) X(Group) X(Scoreboard) X(Guard)
+// clang-format off: a list of names
+#define SASS_UNITS(X)                                                                                             \
+  X(Other) X(Fma) X(WideLow) X(WideHigh) X(Alu) X(Half) X(HalfHeavy) X(Tensor) X(ShortTensor) X(IntegerTensor)    \
+  X(Double) X(Uniform) X(UniformMove) X(UniformFloat) X(Special) X(ToUniform) X(FromPredicates) X(Vote) X(Memory) \
+  X(AtomicValue) X(Indexed) X(Sync) X(Xu) X(Branch) X(Group) X(Scoreboard) X(Guard)
+// clang-format on
 enum class Unit : u8 {
 #define SASS_NAME(name) name,
   SASS_UNITS(SASS_NAME)
@@ -30,7 +33,11 @@ constexpr int UNITS = 0 SASS_UNITS(SASS_ONE);
 const char* unit_name(Unit);
 
 // The queues in which instructions of variable latency wait.
-enum class Queue : u8 { None, Shared, Global, Constant, Xu, Reduce, Barriers, ToUniform, Tensor, DoubleTensor, TensorMemory };
+// clang-format off: a list of names
+enum class Queue : u8 {
+  None, Shared, Global, Constant, Xu, Reduce, Barriers, ToUniform, Tensor, DoubleTensor, TensorMemory
+};
+// clang-format on
 // Whether the scoreboard of a later instruction shows that an earlier one's result is available too.
 bool answers_in_order(Queue);
 // Whether instructions of the two queues read their registers in the order of issue.
@@ -44,14 +51,14 @@ struct Use {
 };
 
 struct Effects {
-  std::vector<Use> reads;      // guard and everything else
+  std::vector<Use> reads;  // guard and everything else
   std::vector<Use> writes;
-  std::vector<Slot16> late;    // those of `reads` that are read at an unknown time after issue
-  Slot16 guard = SLOTS;        // slot of the predicate before the instruction
+  std::vector<Slot16> late;  // those of `reads` that are read at an unknown time after issue
+  Slot16 guard = SLOTS;      // slot of the predicate before the instruction
   Unit unit = Unit::Other;
   Queue queue = Queue::None;
-  bool variable = false;       // its results arrive after an unknown time
-  int highest = -1;            // register read or written
+  bool variable = false;  // its results arrive after an unknown time
+  int highest = -1;       // register read or written
 
   bool writes_to(Slot16 slot) const {
     for (const Use& u : writes)

@@ -36,10 +36,11 @@ Step arithmetic_with(Context& c, const Instruction& i) {
   calculate<Op>(source[0], source[1], source[Op::SOURCES - 1], out, i.c);
   if (i.a) each(out, [&](int l) { return flush(out[l]); });
   if constexpr (std::is_same_v<Op, Multiply>)  // a result is flushed if only rounding makes it normal
-    if (i.a) each(out, [&](int l) {
-      const bool tiny = std::fabs(double(as_float(source[0][l])) * as_float(source[1][l])) < 0x1p-126;
-      return tiny ? out[l] & 0x80000000u : out[l];
-    });
+    if (i.a)
+      each(out, [&](int l) {
+        const bool tiny = std::fabs(double(as_float(source[0][l])) * as_float(source[1][l])) < 0x1p-126;
+        return tiny ? out[l] & 0x80000000u : out[l];
+      });
   if (i.b) each(out, [&](int l) { return saturate(out[l]); });
   write(c, i.operands[0], out);
   return Step::Done;
@@ -66,7 +67,8 @@ Step scaled_product(Context& c, const Instruction& i) {
   {
     const Rounded rounded(i.c);
     for (int l = 0; l < LANES; ++l) {  // a double holds the product of two floats exactly
-      const volatile double product = scale * as_float(flushes ? flush(x[l]) : x[l]) * as_float(flushes ? flush(y[l]) : y[l]);
+      const volatile double product =
+          scale * as_float(flushes ? flush(x[l]) : x[l]) * as_float(flushes ? flush(y[l]) : y[l]);
       const volatile float rounded_once = float(product);
       out[l] = canonical(rounded_once);
     }
@@ -147,10 +149,9 @@ Execute prepare_fsel(Instruction& i) {
 u32 compared(Context& c, const Instruction& i, const Operand& a, const Operand& b) {
   Lanes s, t;
   const Lanes &x = floating(c, a, s), &y = floating(c, b, t);
-  if (!i.b)
-    return compare_floats(i.a, [&](int l) { return as_float(x[l]); }, [&](int l) { return as_float(y[l]); });
-  return compare_floats(i.a, [&](int l) { return as_float(flush(x[l])); },
-                        [&](int l) { return as_float(flush(y[l])); });
+  if (!i.b) return compare_floats(i.a, [&](int l) { return as_float(x[l]); }, [&](int l) { return as_float(y[l]); });
+  return compare_floats(
+      i.a, [&](int l) { return as_float(flush(x[l])); }, [&](int l) { return as_float(flush(y[l])); });
 }
 
 // FSETP P, P, x, y, P. c = join
@@ -187,10 +188,10 @@ Step fchk(Context& c, const Instruction& i) {
   Lanes s, t;
   const Lanes &x = floating(c, i.operands[1], s), &y = floating(c, i.operands[2], t);
   write_predicate(c, i.operands[0], bits([&](int l) {
-    const int p = int(x[l] >> 23 & 0xff), q = int(y[l] >> 23 & 0xff);
-    const bool plain_values = p >= 25 && p <= 254 && q >= 2 && q <= 252;
-    return !(plain_values && p - q >= -124 && p - q <= 125);
-  }));
+                    const int p = int(x[l] >> 23 & 0xff), q = int(y[l] >> 23 & 0xff);
+                    const bool plain_values = p >= 25 && p <= 254 && q >= 2 && q <= 252;
+                    return !(plain_values && p - q >= -124 && p - q <= 125);
+                  }));
   return Step::Done;
 }
 
@@ -251,9 +252,10 @@ Step mufu(Context& c, const Instruction& i) {
       if (from.negate) half ^= 0x8000;
       const float value = special_function(i.a, i.b == 1 ? half_to_float(half) : bfloat_to_float(half));
       // truncated, not rounded; a bfloat has float's exponent range, in which MUFU flushes subnormals except for TANH
-      out[l] = value >= 0x1p16f && i.b == 1 ? 0x7c00
-               : to_format(i.b == 2 && i.a != TANH ? as_float(flush(as_bits(value))) : value,
-                           i.b == 1 ? HALF_FORMAT : BFLOAT_FORMAT, TRUNCATE);
+      out[l] = value >= 0x1p16f && i.b == 1
+                   ? 0x7c00
+                   : to_format(i.b == 2 && i.a != TANH ? as_float(flush(as_bits(value))) : value,
+                               i.b == 1 ? HALF_FORMAT : BFLOAT_FORMAT, TRUNCATE);
     } else if (i.a == TANH) out[l] = canonical(special_function(TANH, as_float(x[l])));
     else out[l] = flush(canonical(special_function(i.a, as_float(flush(x[l])))));
   }

@@ -57,7 +57,8 @@ bool Functional::land_product(const Warp& warp) {
   for (const Completion& p : current->pending) {
     const Warp& w = *p.warp;
     u32& own = first[w.number % 4];
-    if (p.queue == Completion::Queue::Product && own == missing && w.block == warp.block && w.number / 4 == warp.number / 4) {
+    if (p.queue == Completion::Queue::Product && own == missing && w.block == warp.block &&
+        w.number / 4 == warp.number / 4) {
       own = n;
       if (++found == 4) break;
     }
@@ -86,7 +87,8 @@ bool came_true(Context& c, const Instruction& i) {
   if (result.kind == Operand::Kind::Register && result.index != RZ) return c.warp.r[result.index][lane];
   if (result.kind == Operand::Kind::Uniform && result.index != URZ) return c.warp.u[result.index];
   for (const Operand& o : i.operands)
-    if (o.kind == Operand::Kind::Predicate || o.kind == Operand::Kind::UniformPredicate) return predicate(c, o) >> lane & 1;
+    if (o.kind == Operand::Kind::Predicate || o.kind == Operand::Kind::UniformPredicate)
+      return predicate(c, o) >> lane & 1;
   return false;
 }
 

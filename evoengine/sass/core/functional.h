@@ -30,8 +30,9 @@ struct Ran {
 extern std::atomic<u64> clusters_ended;
 
 // Runs clusters, each named by its first block's number in the grid. Throws Fault with the place. `limit` is in warp
-// instructions, per block. `banks` are 8. `races` are those that are looked for. With several threads the draws are others
-// than with one, and a Fault of a race may be one of stores of the same values, which are none: only one thread can tell.
+// instructions, per block. `banks` are 8. `races` are those that are looked for. With several threads the draws are
+// others than with one, and a Fault of a race may be one of stores of the same values, which are none: only one thread
+// can tell.
 Ran run(const Program&, const Launch&, std::vector<Allocation>, const std::vector<u8>* banks, u64 seed,
         std::vector<u64> clusters, u64 limit, Races races, u32 threads);
 
@@ -41,8 +42,9 @@ struct ChosenBlock {
 };
 
 // Runs blocks (of a cluster: all of it), each by itself, over sparse allocations that are as if never touched and
-// others as they are; or each `together` of them in turn over the same, with one trace. Returns traces, one behind the other, as `read_traces` in evoengine/devices/pool.py reads them.
-// Throws Fault with the place, also where a block executes more than `limit` warp instructions.
+// others as they are; or each `together` of them in turn over the same, with one trace. Returns traces, one behind the
+// other, as `read_traces` in evoengine/devices/pool.py reads them. Throws Fault with the place, also where a block
+// executes more than `limit` warp instructions.
 std::vector<u8> run_blocks(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks,
                            u64 seed, const std::vector<ChosenBlock>&, size_t together, u64 limit);
 

@@ -42,8 +42,8 @@ std::string Order::race_text(const GlobalTouch& t, u32 lane, u64 offset, u32 num
   char text[192], place[160];
   snprintf(text, sizeof text, "lane %u %s byte %llu of %s, which `", lane, t.kind == Touch::Read ? "reads" : "writes",
            (unsigned long long)offset, t.allocation->name.c_str());
-  snprintf(place, sizeof place, "` at 0x%x %s in block (%llu, %llu, %llu), warp %d: nothing orders the two", other.address,
-           wrote ? "writes" : "reads", (unsigned long long)block[0], (unsigned long long)block[1],
+  snprintf(place, sizeof place, "` at 0x%x %s in block (%llu, %llu, %llu), warp %d: nothing orders the two",
+           other.address, wrote ? "writes" : "reads", (unsigned long long)block[0], (unsigned long long)block[1],
            (unsigned long long)block[2], r.warp);
   return text + other.text + place;
 }
@@ -78,14 +78,14 @@ bool Order::are_replicas(const GlobalTouch& t, u64 word, u32 record, bool wrote)
   return t.kind == Touch::Write && own_read(t, word) == other.index && goes_nowhere(other, own.index);
 }
 
-// A replica does not store by the instruction by which another warp stores what it has read: what it computes goes nowhere.
-// False where it has done so before; a later store by it is a race.
+// A replica does not store by the instruction by which another warp stores what it has read: what it computes goes
+// nowhere. False where it has done so before; a later store by it is a race.
 bool Order::excuse(const GlobalTouch& t, u32 lane, u64 offset, u32 record, bool wrote) {
   const GlobalAccess &own = world.records[t.record], &other = world.records[record];
   const GlobalAccess &reader = wrote ? own : other, &writer = wrote ? other : own;
   const u64 store = store_of(reader.rank, reader.warp, writer.index);
-  if (stored_by.count(store)) return false;
-  if (!excused.count(store)) excused[store] = race_text(t, lane, offset, record, wrote);
+  if (stored_by.contains(store)) return false;
+  if (!excused.contains(store)) excused[store] = race_text(t, lane, offset, record, wrote);
   return true;
 }
 
@@ -121,7 +121,8 @@ void Order::touch_global(const GlobalTouch& t, u32 lane, u64 offset, u32 bytes, 
   u64 word = offset / 4;
   auto check = [&](u32 entry, bool wrote) {
     if (!conflicts(entry) || (writes && wrote && after && !std::memcmp(before, after, bytes))) return;
-    if (world.races == Races::NoReplicas && are_replicas(t, word, entry >> 4, wrote) && excuse(t, lane, offset, entry >> 4, wrote))
+    if (world.races == Races::NoReplicas && are_replicas(t, word, entry >> 4, wrote) &&
+        excuse(t, lane, offset, entry >> 4, wrote))
       return;
     throw Fault{race_text(t, lane, offset, entry >> 4, wrote), false, true};
   };
@@ -159,7 +160,8 @@ void Order::touch_global(const GlobalTouch& t, u32 lane, u64 offset, u32 bytes, 
   }
 }
 
-void Order::touch_global_range(const GlobalTouch& t, u32 lane, u64 offset, u64 bytes, const u8* before, const u8* after) {
+void Order::touch_global_range(const GlobalTouch& t, u32 lane, u64 offset, u64 bytes, const u8* before,
+                               const u8* after) {
   while (bytes) {
     u32 size = 16;
     while (size > bytes || offset % size) size /= 2;
@@ -170,7 +172,8 @@ void Order::touch_global_range(const GlobalTouch& t, u32 lane, u64 offset, u64 b
   }
 }
 
-// ── release and acquire by atomics ───────────────────────────────────────────────────────────────────────────────────────────────
+// ── release and acquire by atomics
+// ───────────────────────────────────────────────────────────────────────────────────────────────
 
 void Order::publish(const Warp& w, bool threadfence) {
   if (!world.fences) return;
@@ -209,13 +212,14 @@ void Order::take(View& view, u64 of, const Told& told) const {
 }
 
 // Strong stores and atomics tell what was published before them: a fence comes first, as `st.release` is compiled. What
-// they tell of this cluster needs none. Strong loads, and atomics that return a value, take in what they read at the next
-// fence, as `ld.acquire` and `atom.acquire` are compiled; an atomic behind its own __threadfence takes it in at once, since
-// programs that count the blocks that are done build on that (CUDA C++ Programming Guide, "Memory Fence Functions").
+// they tell of this cluster needs none. Strong loads, and atomics that return a value, take in what they read at the
+// next fence, as `ld.acquire` and `atom.acquire` are compiled; an atomic behind its own __threadfence takes it in at
+// once, since programs that count the blocks that are done build on that (CUDA C++ Programming Guide, "Memory Fence
+// Functions").
 void Order::synchronise(const Warp& w, const Instruction& i, u64 address, Touch kind) {
   if (!world.fences || !i.strength) return;
   const u32 id = agent_of(w);
-  const bool reads = kind == Touch::Read || (kind == Touch::Atomic && !i.opcode.starts_with("RED"));
+  const bool reads = kind == Touch::Read || (kind == Touch::Atomic && i.op != Op::RED && i.op != Op::REDG);
   if (reads)
     if (const auto found = world.locations.find(address); found != world.locations.end())
       for (const auto& [of, told] : found->second) {

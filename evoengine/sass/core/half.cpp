@@ -35,7 +35,9 @@ void load_pair(Context& c, const Operand& o, Lanes& out) {
 }
 
 template <class F>
-u32 flush_half(u32 x) { return x & F::EXPONENT ? x : x & 0x8000u; }
+u32 flush_half(u32 x) {
+  return x & F::EXPONENT ? x : x & 0x8000u;
+}
 
 template <class F>
 void flush_pair(Lanes& x) {
@@ -183,8 +185,9 @@ void compared(Context& c, const Instruction& i, int first, u32 (&result)[2]) {
   load_pair(c, i.operands[first + 1], y);
   if (i.b) flush_pair<F>(x), flush_pair<F>(y);
   for (int k = 0; k < 2; ++k)
-    result[k] = compare_floats(i.a, [&](int l) { return F::widen(x[l] >> (16 * k) & 0xffff); },
-                               [&](int l) { return F::widen(y[l] >> (16 * k) & 0xffff); });
+    result[k] = compare_floats(
+        i.a, [&](int l) { return F::widen(x[l] >> (16 * k) & 0xffff); },
+        [&](int l) { return F::widen(y[l] >> (16 * k) & 0xffff); });
 }
 
 // HSETP2 P, P, x, y, P: one predicate for each half; with d = .H_AND both halves together. c = join

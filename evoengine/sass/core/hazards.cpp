@@ -67,24 +67,24 @@ struct LatencyTable {
 // ── what is pending ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 enum class PendingKind : u8 {
-  Fixed,         // a result that is available after a latency
-  Queued,        // a result that a scoreboard signals
-  LateRead,      // a register that is still to be read
-  FixedRead,     // a register that a tensor instruction reads over some clocks
-  Product,       // a sum that wgmma has not finished
-  ProductRead,   // a register that wgmma reads
-  Unfenced,      // a register that wgmma must not touch before WARPGROUP.ARRIVE
+  Fixed,        // a result that is available after a latency
+  Queued,       // a result that a scoreboard signals
+  LateRead,     // a register that is still to be read
+  FixedRead,    // a register that a tensor instruction reads over some clocks
+  Product,      // a sum that wgmma has not finished
+  ProductRead,  // a register that wgmma reads
+  Unfenced,     // a register that wgmma must not touch before WARPGROUP.ARRIVE
 };
 
 struct Pending {
   Slot16 slot;
   PendingKind kind;
-  u8 cover;       // scoreboards of which any one tells its end
-  i32 at;         // clock of its issue
+  u8 cover;  // scoreboards of which any one tells its end
+  i32 at;    // clock of its issue
   u32 producer;
   Unit unit;      // that writes it, or reads it
   u8 groups;      // closed since: 1 for one of the last group, 0 for one of a group still open
-  int16_t guard;      // slot of the predicate it was executed under, −1 − slot where it was negated; UNGUARDED
+  int16_t guard;  // slot of the predicate it was executed under, −1 − slot where it was negated; UNGUARDED
 };
 constexpr int16_t UNGUARDED = 32000;
 
@@ -130,13 +130,11 @@ bool merge(State& to, const State& from) {
 
 // ── one look ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-bool starts(const Instruction& i, std::string_view name) { return i.opcode.starts_with(name); }
-
 // The successors of an instruction.
 struct Successors {
   bool next = true;
-  int target = -1;      // a branch's
-  bool calls = false;   // to `target`, and back to the next instruction
+  int target = -1;     // a branch's
+  bool calls = false;  // to `target`, and back to the next instruction
   bool returns = false;
 };
 
@@ -147,12 +145,12 @@ Successors successors(const Instruction& i) {
     if (o.kind == Operand::Kind::Label) s.target = o.target;
     else if (o.kind == Operand::Kind::Predicate || o.kind == Operand::Kind::UniformPredicate)
       always &= o.index == PT && !o.negate;
-  if (starts(i, "BRA") || starts(i, "JMP")) s.next = !always || has(i, "DIV") || has(i, "CONV");
-  else if (starts(i, "CALL") && i.operands[0].kind == Operand::Kind::Register) s.target = -1;  // of what is not known
-  else if (starts(i, "CALL")) s.calls = true, s.next = !always;
-  else if (starts(i, "RET")) s.returns = true, s.target = -1, s.next = !always;
-  else if (starts(i, "EXIT") || starts(i, "BRX") || starts(i, "JMX")) s.target = -1, s.next = !always;
-  else if (!starts(i, "WARPSYNC")) s.target = -1;  // of BSSY: where lanes meet again
+  if (i.op == Op::BRA || i.op == Op::JMP) s.next = !always || has(i, "DIV") || has(i, "CONV");
+  else if (i.op == Op::CALL && i.operands[0].kind == Operand::Kind::Register) s.target = -1;  // of what is not known
+  else if (i.op == Op::CALL) s.calls = true, s.next = !always;
+  else if (i.op == Op::RET) s.returns = true, s.target = -1, s.next = !always;
+  else if (i.op == Op::EXIT || i.op == Op::BRX || i.op == Op::JMX) s.target = -1, s.next = !always;
+  else if (i.op != Op::WARPSYNC) s.target = -1;  // of BSSY: where lanes meet again
   return s;
 }
 
@@ -196,10 +194,10 @@ class Look {
     if (is_new || merge(at->second, state)) waiting.insert(place);
   }
 
-  void block(Place place, State state) {
+  void block(const Place& place, State state) {
     int now = 0;
     for (int index = place.first;; index++) {
-      if (index != place.first && leaders.count(index)) return reach({index, place.second}, aged(state, now));
+      if (index != place.first && leaders.contains(index)) return reach({index, place.second}, aged(state, now));
       if (index >= int(code.size())) return;
       instruction(state, index, now);
       now += std::max<int>(1, code[index].stall);
@@ -283,8 +281,8 @@ class Look {
     for (const Use& u : e.writes)
       if (u.slot != ORDER_SLOT) check_write(state, u, index, guard);
     if (e.unit == Unit::Group) return group_product(state, index, now);
-    if (starts(i, "WARPGROUP")) return warpgroup(state, i);
-    if (starts(i, "USETMAXREG"))
+    if (i.op == Op::WARPGROUP) return warpgroup(state, i);
+    if (i.op == Op::USETMAXREG)
       for (const Operand& o : i.operands)
         if (o.kind == Operand::Kind::Immediate) state.registers = int(o.immediate);
     overwrite(state, e, guard);
@@ -292,15 +290,20 @@ class Look {
     for (const auto& [slot, unit] : e.writes) {
       Pending p{slot, e.variable ? PendingKind::Queued : PendingKind::Fixed, 0, now, u32(index), unit, 0, guard};
       if (e.variable) p.cover = bit(i.write_barrier);
-      if (e.variable && slot >= PREDICATE_SLOTS) p.cover |= bit(i.read_barrier);  // ATOM, where its address lies; MEMBAR
+      if (e.variable && slot >= PREDICATE_SLOTS)
+        p.cover |= bit(i.read_barrier);  // ATOM, where its address lies; MEMBAR
       put(state, p);
-      if (has_products && slot < UNIFORM_SLOTS) put(state, {slot, PendingKind::Unfenced, 0, 0, u32(index), unit, 0, UNGUARDED});
+      if (has_products && slot < UNIFORM_SLOTS)
+        put(state, {slot, PendingKind::Unfenced, 0, 0, u32(index), unit, 0, UNGUARDED});
     }
     for (Slot16 slot : e.late)
-      if (!e.writes_to(slot)) put(state, {slot, PendingKind::LateRead, u8(bit(i.read_barrier) | bit(i.write_barrier)), now, u32(index), e.unit, 0, guard});
+      if (!e.writes_to(slot))
+        put(state, {slot, PendingKind::LateRead, u8(bit(i.read_barrier) | bit(i.write_barrier)), now, u32(index),
+                    e.unit, 0, guard});
     if (multiplies(e.unit) && !e.variable)
       for (const auto& [slot, unit] : e.reads)
-        if (slot < UNIFORM_SLOTS && !e.writes_to(slot)) put(state, {slot, PendingKind::FixedRead, 0, now, u32(index), unit, 0, guard});
+        if (slot < UNIFORM_SLOTS && !e.writes_to(slot))
+          put(state, {slot, PendingKind::FixedRead, 0, now, u32(index), unit, 0, guard});
     for (u8 barrier : {i.write_barrier, i.read_barrier})
       if (barrier < 6) {
         std::erase_if(state.items, [&](const Pending& p) { return p.slot == SCOREBOARD_SLOTS + barrier; });
@@ -317,17 +320,19 @@ class Look {
   void wait(State& state, int index) {
     const Instruction& i = code[index];
     u8 mask = i.wait_mask;
-    if (starts(i, "DEPBAR") && !i.operands.empty()) {
+    if (i.op == Op::DEPBAR && !i.operands.empty()) {
       const Operand& first = i.operands[0];
-      if (first.kind == Operand::Kind::Scoreboard && i.operands.size() > 1 && !i.operands[1].immediate) mask |= u8(1 << first.index);
+      if (first.kind == Operand::Kind::Scoreboard && i.operands.size() > 1 && !i.operands[1].immediate)
+        mask |= u8(1 << first.index);
       for (size_t n = first.kind == Operand::Kind::Scoreboard ? 2 : 0; n < i.operands.size(); n++)
         if (i.operands[n].kind == Operand::Kind::Immediate) mask |= u8(i.operands[n].immediate & 63);
     }
     for (int s = 0; s < 6; s++)
       if (i.wait_mask >> s & 1)
-        each_of(state, Slot16(SCOREBOARD_SLOTS + s), [&](const Pending& p) { pair(Need::Read, p, Unit::Scoreboard, index); });
+        each_of(state, Slot16(SCOREBOARD_SLOTS + s),
+                [&](const Pending& p) { pair(Need::Read, p, Unit::Scoreboard, index); });
     if (mask) std::erase_if(state.items, [&](const Pending& p) { return (p.cover & mask) != 0; });
-    if (starts(i, "BAR"))  // it goes through the same queue
+    if (i.op == Op::BAR)  // it goes through the same queue
       std::erase_if(state.items, [&](const Pending& p) {
         return p.kind == PendingKind::LateRead && reads_in_order(effects[p.producer].queue, Queue::Shared);
       });
@@ -340,7 +345,8 @@ class Look {
       if (p.kind == PendingKind::Fixed) return pair(Need::Read, p, unit, index);
       if (p.kind == PendingKind::Queued) return hazard(p, index, false);
       if (p.kind == PendingKind::Product && unit != Unit::Group) return hazard(p, index, false);
-      if (unit == Unit::Group && (p.kind == PendingKind::Unfenced || (p.kind == PendingKind::Product && !same_sums(p, index))))
+      if (unit == Unit::Group &&
+          (p.kind == PendingKind::Unfenced || (p.kind == PendingKind::Product && !same_sums(p, index))))
         hazard(p, index, false);
     });
   }
@@ -355,7 +361,8 @@ class Look {
         case PendingKind::FixedRead: return pair(Need::AfterRead, p, use.unit, index);
         case PendingKind::Queued: return queue == e.queue && answers_in_order(queue) ? void() : hazard(p, index, true);
         case PendingKind::LateRead: return reads_in_order(queue, e.queue) ? void() : hazard(p, index, true);
-        case PendingKind::Product: return e.unit == Unit::Group && same_sums(p, index) ? void() : hazard(p, index, true);
+        case PendingKind::Product:
+          return e.unit == Unit::Group && same_sums(p, index) ? void() : hazard(p, index, true);
         case PendingKind::ProductRead: return e.unit == Unit::Group ? void() : hazard(p, index, true);
         case PendingKind::Unfenced: return e.unit == Unit::Group ? hazard(p, index, true) : void();
       }
@@ -371,8 +378,8 @@ class Look {
   // A result of an instruction that is always executed, or executed under the same guard, replaces earlier ones.
   void overwrite(State& state, const Effects& e, int16_t guard) {
     auto written_over = [&](const Pending& p) {
-      return (p.kind == PendingKind::Fixed || p.kind == PendingKind::Unfenced || p.kind == PendingKind::Queued) && p.slot != ORDER_SLOT && e.writes_to(p.slot) &&
-             (guard == UNGUARDED || guard == p.guard);
+      return (p.kind == PendingKind::Fixed || p.kind == PendingKind::Unfenced || p.kind == PendingKind::Queued) &&
+             p.slot != ORDER_SLOT && e.writes_to(p.slot) && (guard == UNGUARDED || guard == p.guard);
     };
     if (!e.writes.empty()) std::erase_if(state.items, written_over);
     for (const auto& [slot, unit] : e.writes)
@@ -387,7 +394,8 @@ class Look {
     for (Pending& p : state.items) {
       const Queue queue = effects[p.producer].queue;
       if (p.kind == PendingKind::Queued && queue == e.queue && answers_in_order(queue)) p.cover |= bit(i.write_barrier);
-      if (p.kind == PendingKind::LateRead && reads_in_order(queue, e.queue)) p.cover |= bit(i.write_barrier) | bit(i.read_barrier);
+      if (p.kind == PendingKind::LateRead && reads_in_order(queue, e.queue))
+        p.cover |= bit(i.write_barrier) | bit(i.read_barrier);
     }
   }
 
@@ -395,8 +403,10 @@ class Look {
     const Instruction& i = code[index];
     const Effects& e = effects[index];
     for (const auto& [slot, unit] : e.reads)
-      if (slot < UNIFORM_SLOTS && !e.writes_to(slot)) put(state, {slot, PendingKind::ProductRead, 0, now, u32(index), unit, 0, UNGUARDED});
-    for (const auto& [slot, unit] : e.writes) put(state, {slot, PendingKind::Product, 0, now, u32(index), unit, 0, UNGUARDED});
+      if (slot < UNIFORM_SLOTS && !e.writes_to(slot))
+        put(state, {slot, PendingKind::ProductRead, 0, now, u32(index), unit, 0, UNGUARDED});
+    for (const auto& [slot, unit] : e.writes)
+      put(state, {slot, PendingKind::Product, 0, now, u32(index), unit, 0, UNGUARDED});
     if (i.operands.back().kind != Operand::Kind::GroupScoreboard) return;
     for (Pending& p : state.items)
       if ((p.kind == PendingKind::Product || p.kind == PendingKind::ProductRead) && p.groups < 200) p.groups++;
@@ -447,27 +457,39 @@ class Check : public Look {
     const File file = file_of(p.slot);
     const int needed = table.of(need, producer, file, consumer), between = clock - p.at;
     if (between < LONGEST && !table.knows(need, producer, file, consumer))
-      result.unseen[std::string(NEEDS[int(need)]) + " " + unit_name(producer) + " " + FILES[int(file)] + " " + unit_name(consumer)]++;
+      result.unseen[std::string(NEEDS[int(need)]) + " " + unit_name(producer) + " " + FILES[int(file)] + " " +
+                    unit_name(consumer)]++;
     if (between < needed) {
       const char* verb = file == File::Scoreboard ? "waits for" : need == Need::Read ? "reads" : "overwrites";
       const char* what = file == File::Scoreboard ? "sets it" : need == Need::AfterRead ? "reads it" : "writes it";
-      tell(p, index, std::string(verb) + " " + slot_name(p.slot) + " " + std::to_string(between) + " clocks after " +
-                         quoted(code[p.producer]) + ", which " + what + " after " + std::to_string(needed));
+      tell(p, index,
+           std::string(verb) + " " + slot_name(p.slot) + " " + std::to_string(between) + " clocks after " +
+               quoted(code[p.producer]) + ", which " + what + " after " + std::to_string(needed));
     }
   }
 
   void hazard(const Pending& p, int index, bool writes) override {
     if (!reports) return;
     const Instruction& producer = code[p.producer];
-    auto is_fence = [](const Instruction& i) { return i.opcode.starts_with("FENCE"); };
+    auto is_fence = [](const Instruction& i) { return i.op == Op::FENCE; };
     if (p.slot == ORDER_SLOT && is_fence(producer) && is_fence(code[index])) return;  // one fence needs no other
     if (p.slot == ORDER_SLOT)
-      return tell(p, index, "comes before " + quoted(producer) + " is done" + awaited(std::min(producer.write_barrier, producer.read_barrier)));
-    std::string text = std::string(writes ? "overwrites" : "reads") + " " + slot_name(p.slot) + ", which " + quoted(producer);
+      return tell(p, index,
+                  "comes before " + quoted(producer) + " is done" +
+                      awaited(std::min(producer.write_barrier, producer.read_barrier)));
+    std::string text =
+        std::string(writes ? "overwrites" : "reads") + " " + slot_name(p.slot) + ", which " + quoted(producer);
     switch (p.kind) {
-      case PendingKind::LateRead: text += " may not have read" + awaited(producer.read_barrier < 6 ? producer.read_barrier : producer.write_barrier); break;
-      case PendingKind::Product: text += " may not have written: no WARPGROUP.DEPBAR between them waits for its group"; break;
-      case PendingKind::ProductRead: text += " may not have read: no WARPGROUP.DEPBAR between them waits for its group"; break;
+      case PendingKind::LateRead:
+        text +=
+            " may not have read" + awaited(producer.read_barrier < 6 ? producer.read_barrier : producer.write_barrier);
+        break;
+      case PendingKind::Product:
+        text += " may not have written: no WARPGROUP.DEPBAR between them waits for its group";
+        break;
+      case PendingKind::ProductRead:
+        text += " may not have read: no WARPGROUP.DEPBAR between them waits for its group";
+        break;
       case PendingKind::Unfenced: text += " has written, and no WARPGROUP.ARRIVE lies between them"; break;
       default: text += " may not have written" + awaited(producer.write_barrier);
     }
@@ -483,8 +505,9 @@ class Check : public Look {
     const int highest = effects[index].highest;
     result.highest_register = std::max(result.highest_register, highest);
     if (highest < state.registers || !told.insert({index, -1}).second) return;
-    result.found.push_back({index, index, quoted(code[index]) + " uses R" + std::to_string(highest) + "; a thread has " +
-                                              std::to_string(state.registers) + " registers there"});
+    result.found.push_back({index, index,
+                            quoted(code[index]) + " uses R" + std::to_string(highest) + "; a thread has " +
+                                std::to_string(state.registers) + " registers there"});
   }
 
   void tell(const Pending& p, int index, const std::string& text) {
@@ -501,8 +524,8 @@ class Measure : public Look {
     walk();
     for (const auto& [key, count] : seen) {
       const auto [need, producer, file, consumer, clocks] = key;
-      text += std::string(NEEDS[int(need)]) + " " + unit_name(producer) + " " + FILES[int(file)] + " " + unit_name(consumer) + " " +
-              std::to_string(clocks) + " " + std::to_string(count) + "\n";
+      text += std::string(NEEDS[int(need)]) + " " + unit_name(producer) + " " + FILES[int(file)] + " " +
+              unit_name(consumer) + " " + std::to_string(clocks) + " " + std::to_string(count) + "\n";
     }
   }
 
@@ -560,11 +583,12 @@ class Followed {
     const Instruction& i = code[index];
     const Effects e = effects_of(i, ARCH);
     const bool guarded = i.guard != PT || i.guard_negated, used = reads(e, held);
-    const bool computes = i.pipe == Pipe::Fma || i.pipe == Pipe::FmaHeavy || i.pipe == Pipe::Half || i.pipe == Pipe::Alu ||
-                          i.pipe == Pipe::Fp64 || i.pipe == Pipe::Mufu;
-    if (used && (starts(i, "STG") || starts(i, "ST."))) {
+    const bool computes = i.pipe == Pipe::Fma || i.pipe == Pipe::FmaHeavy || i.pipe == Pipe::Half ||
+                          i.pipe == Pipe::Alu || i.pipe == Pipe::Fp64 || i.pipe == Pipe::Mufu;
+    if (used && (i.op == Op::STG || i.op == Op::ST)) {
       const Operand& to = i.operands[0];
-      elsewhere |= (store >= 0 && store != index) || held[to.index] || held[to.index + 1] || (e.guard < SLOTS && held[e.guard]);
+      elsewhere |=
+          (store >= 0 && store != index) || held[to.index] || held[to.index + 1] || (e.guard < SLOTS && held[e.guard]);
       store = index;
     } else if (used && (!computes || (e.guard < SLOTS && held[e.guard]))) {
       elsewhere = true;

@@ -17,9 +17,9 @@ struct Hazard {
 
 // The results of an analysis of a program.
 struct Hazards {
-  std::vector<Hazard> found;       // each pair of instructions once
+  std::vector<Hazard> found;          // each pair of instructions once
   std::map<std::string, int> unseen;  // pairs of units without a known latency → number of occurrences
-  int highest_register = -1;       // on any path from the entry
+  int highest_register = -1;          // on any path from the entry
 };
 
 // `registers` are those of a thread at launch; 0 if unknown.

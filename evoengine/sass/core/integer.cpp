@@ -289,9 +289,13 @@ Execute prepare_isetp(Instruction& i) {
 }
 
 template <class T>
-u32 smaller(u32 x, u32 y) { return T(x) < T(y) ? x : y; }
+u32 smaller(u32 x, u32 y) {
+  return T(x) < T(y) ? x : y;
+}
 template <class T>
-u32 larger(u32 x, u32 y) { return T(x) > T(y) ? x : y; }
+u32 larger(u32 x, u32 y) {
+  return T(x) > T(y) ? x : y;
+}
 
 // In 32 bits or in halfwords
 template <class T>
@@ -341,7 +345,8 @@ Execute prepare_minmax_pairs(Instruction& i) {
   if (!m.none_left() || i.operands.size() != 7 || predicates_after(i, 0) != 2 || is_changed(i, 3, 4)) return nullptr;
   for (int k : {0, 1, 6})
     if (i.operands[k].index != PT) return nullptr;
-  return is_predicate(i.operands[5]) && i.operands[6].negate ? is_signed ? minmax_pairs<i64> : minmax_pairs<u64> : nullptr;
+  return is_predicate(i.operands[5]) && i.operands[6].negate ? is_signed ? minmax_pairs<i64> : minmax_pairs<u64>
+                                                             : nullptr;
 }
 
 Execute prepare_minmax(Instruction& i) {

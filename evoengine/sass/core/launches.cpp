@@ -2,9 +2,9 @@
 // work lands.
 //
 // Hardware promises nothing of these. Work lands at once in some runs, as late as it may in others, and anywhere
-// between in the rest. Clusters that may tell each other something lag at drawn places until the others have come as far
-// as they can. Order finds races whatever was drawn; what it cannot see, such as how atomics follow one another, may show
-// in the results.
+// between in the rest. Clusters that may tell each other something lag at drawn places until the others have come as
+// far as they can. Order finds races whatever was drawn; what it cannot see, such as how atomics follow one another,
+// may show in the results.
 #include <algorithm>
 #include <atomic>
 #include <thread>
@@ -22,7 +22,8 @@ std::string place(const Functional& machine, const Warp& w) {
   const Block& b = *w.block;
   const Instruction& i = machine.program->code[w.pc];
   char text[160];
-  snprintf(text, sizeof text, ", block (%u, %u, %u), warp %d, at 0x%x: ", b.index[0], b.index[1], b.index[2], w.number, i.address);
+  snprintf(text, sizeof text, ", block (%u, %u, %u), warp %d, at 0x%x: ", b.index[0], b.index[1], b.index[2], w.number,
+           i.address);
   std::string name = machine.program->entry;
   if (name.size() > LONGEST_NAME) name = name.substr(0, LONGEST_NAME) + "…";
   return "kernel " + name + text + i.text;
@@ -30,22 +31,23 @@ std::string place(const Functional& machine, const Warp& w) {
 
 namespace {
 
-constexpr u32 MOST_RESIDENT = 8;     // clusters that run at once from the start
-constexpr u32 MANY = 72;             // clusters that run at once in some launches of enough: twice a warp and more
-constexpr u32 MOST_WARPS = 2048;     // of them
-constexpr u32 MOST_LAG = 4096;       // turns of each warp
+constexpr u32 MOST_RESIDENT = 8;  // clusters that run at once from the start
+constexpr u32 MANY = 72;          // clusters that run at once in some launches of enough: twice a warp and more
+constexpr u32 MOST_WARPS = 2048;  // of them
+constexpr u32 MOST_LAG = 4096;    // turns of each warp
 constexpr u64 IDLE_UNTIL_ONE_GOES_ON = 16;  // turns of each warp without an act, after which one that lags goes on
-constexpr u64 IDLE_TURNS = 64;       // of each warp without an act, after which one more cluster begins
-constexpr u64 PATIENCE = 32'768;     // instructions of each warp without an act, after which all that a GPU holds wait in vain
+constexpr u64 IDLE_TURNS = 64;              // of each warp without an act, after which one more cluster begins
+constexpr u64 PATIENCE = 32'768;  // instructions of each warp without an act, after which all of a GPU wait in vain
 constexpr u64 IDLE_LIMIT = 20'000'000;  // instructions without an act by anybody, after which all wait in vain
 
-// What the largest GPU of each architecture has (CUDA C++ Programming Guide, "Compute Capabilities"; SMs by NVIDIA's data
-// sheets): SMs, and of each of them threads, blocks and bytes of shared memory.
+// What the largest GPU of each architecture has (CUDA C++ Programming Guide, "Compute Capabilities"; SMs by NVIDIA's
+// data sheets): SMs, and of each of them threads, blocks and bytes of shared memory.
 struct Largest {
   u32 arch, sms, threads, blocks, shared;
 };
-constexpr Largest LARGEST[] = {{75, 72, 1024, 16, 64 << 10},  {80, 108, 2048, 32, 164 << 10}, {86, 84, 1536, 16, 100 << 10},
-                               {89, 142, 1536, 24, 100 << 10}, {90, 132, 2048, 32, 228 << 10}, {120, 188, 1536, 24, 100 << 10}};
+constexpr Largest LARGEST[] = {{75, 72, 1024, 16, 64 << 10},   {80, 108, 2048, 32, 164 << 10},
+                               {86, 84, 1536, 16, 100 << 10},  {89, 142, 1536, 24, 100 << 10},
+                               {90, 132, 2048, 32, 228 << 10}, {120, 188, 1536, 24, 100 << 10}};
 constexpr u32 REGISTERS = 65536;  // of an SM
 
 // How many clusters of the launch a GPU of its architecture holds at once, at most.
@@ -86,8 +88,10 @@ Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
   for (const Resident& r : residents) waiting += r.warps.size();
   const std::string at = place(machine, *residents[0].warps[0]) + ": ";
   if (machine.observer && polled)
-    throw Fault{at + std::to_string(IDLE_LIMIT / 1'000'000) + " million instructions without a store or an arrival: it waits for " +
-                "another block, and blocks are predicted one at a time, or its work is too long to be counted", true};
+    throw Fault{at + std::to_string(IDLE_LIMIT / 1'000'000) +
+                    " million instructions without a store or an arrival: it waits for " +
+                    "another block, and blocks are predicted one at a time, or its work is too long to be counted",
+                true};
   throw Fault{at + std::to_string(waiting) + " warps wait for what never comes", true};
 }
 
@@ -96,18 +100,20 @@ Resident admit(Functional& machine, World* world, u64 first, u64 limit) {
   const size_t blocks = residents.size() * l.cluster[0] * l.cluster[1] * l.cluster[2];
   throw Fault{place(machine, *residents[0].warps[0]) + ": " + std::to_string(blocks) +
                   " blocks wait for others, which cannot begin: no GPU of sm_" + std::to_string(l.arch) +
-                  " holds more of them at once", true};
+                  " holds more of them at once",
+              true};
 }
 
 void add_visits(Functional& machine, const Resident& r, std::vector<Visited>& to) {
-  const u32 (&grid)[3] = machine.launch.grid;
+  const u32(&grid)[3] = machine.launch.grid;
   for (const auto& [site, count] : machine.counted.counts) {
     const Block& b = *site.warp->block;
     if (b.cluster != r.cluster.get()) continue;
     const u64 block = (u64(b.index[2]) * grid[1] + b.index[1]) * grid[0] + b.index[0];
     to.push_back({block, u32(site.warp->number), u8(site.kind), site.number, count.all, count.came_true});
   }
-  std::erase_if(machine.counted.counts, [&](const auto& item) { return item.first.warp->block->cluster == r.cluster.get(); });
+  std::erase_if(machine.counted.counts,
+                [&](const auto& item) { return item.first.warp->block->cluster == r.cluster.get(); });
 }
 
 // Where clusters lag: at every place in launches of many and some others, else at every second.
@@ -123,7 +129,8 @@ void draw_lags(Functional& machine) {
 // How many clusters run at once: few, or more than a warp looks back at.
 size_t draw_room(Functional& machine, size_t clusters) {
   const Launch& l = machine.launch;
-  const u32 warps = l.cluster[0] * l.cluster[1] * l.cluster[2] * ((l.threads[0] * l.threads[1] * l.threads[2] + LANES - 1) / LANES);
+  const u32 warps =
+      l.cluster[0] * l.cluster[1] * l.cluster[2] * ((l.threads[0] * l.threads[1] * l.threads[2] + LANES - 1) / LANES);
   const size_t few = 2 + machine.random.below(MOST_RESIDENT - 1), many = std::min(MANY, MOST_WARPS / warps);
   return clusters > LANES && machine.random.below(4) ? std::max(few, many) : few;
 }
@@ -135,9 +142,10 @@ bool let_one_go_on(Functional& machine, std::vector<Resident>& residents) {
   return false;
 }
 
-// Runs clusters, several at a time where blocks may tell each other something. Where all that run are at a loss, one that
-// lags goes on; where none does, more begin: another block may be what they wait for.
-void run_clusters(Functional& machine, World* world, const std::vector<u64>& firsts, u64 limit, std::vector<Visited>* visited) {
+// Runs clusters, several at a time where blocks may tell each other something. Where all that run are at a loss, one
+// that lags goes on; where none does, more begin: another block may be what they wait for.
+void run_clusters(Functional& machine, World* world, const std::vector<u64>& firsts, u64 limit,
+                  std::vector<Visited>* visited) {
   std::vector<Resident> residents;
   const size_t most = world ? most_resident(machine.launch) : firsts.size();
   size_t begun = 0, room = 1;
@@ -148,8 +156,10 @@ void run_clusters(Functional& machine, World* world, const std::vector<u64>& fir
   }
   u64 acts = 0, idle = 0, rounds = 0;  // idle: turns of warps since the last act; rounds: since one that lagged went on
   while (begun < firsts.size() || !residents.empty()) {
-    size_t running = size_t(std::count_if(residents.begin(), residents.end(), [](const Resident& r) { return !r.lags; }));
-    for (; running < room && begun < firsts.size(); running++) residents.push_back(admit(machine, world, firsts[begun++], limit));
+    size_t running =
+        size_t(std::count_if(residents.begin(), residents.end(), [](const Resident& r) { return !r.lags; }));
+    for (; running < room && begun < firsts.size(); running++)
+      residents.push_back(admit(machine, world, firsts[begun++], limit));
     bool moved = false;
     u64 warps = 0;
     for (Resident& r : residents) {
@@ -162,13 +172,15 @@ void run_clusters(Functional& machine, World* world, const std::vector<u64>& fir
     clusters_ended += std::erase_if(residents, [](const Resident& r) { return r.warps.empty(); });
     idle = machine.acts == acts ? idle + warps : 0;
     acts = machine.acts;
-    if ((!moved || idle >= IDLE_UNTIL_ONE_GOES_ON * warps || ++rounds > MOST_LAG) && let_one_go_on(machine, residents)) {
+    if ((!moved || idle >= IDLE_UNTIL_ONE_GOES_ON * warps || ++rounds > MOST_LAG) &&
+        let_one_go_on(machine, residents)) {
       idle = rounds = 0;
       continue;
     }
     if (moved && idle < IDLE_TURNS * warps) continue;
     if (residents.empty()) continue;
-    const bool in_vain = !moved || idle * LONGEST_TURN / 2 > std::max(IDLE_LIMIT, begun < firsts.size() ? PATIENCE * warps : 0);
+    const bool in_vain =
+        !moved || idle * LONGEST_TURN / 2 > std::max(IDLE_LIMIT, begun < firsts.size() ? PATIENCE * warps : 0);
     if (begun < firsts.size() && residents.size() < most) {
       room = std::min(most, residents.size() + 1 + residents.size() / 8);
       idle = 0;
@@ -230,17 +242,17 @@ void require_declared_barriers(const Program& program, const Launch& launch) {
   };
   u32 initialised = 0;
   for (const Instruction& i : program.code) {
-    const bool named = i.opcode.starts_with("BAR.") && !i.operands.empty() && i.operands[0].kind == Operand::Kind::Immediate;
+    const bool named = i.op == Op::BAR && !i.operands.empty() && i.operands[0].kind == Operand::Kind::Immediate;
     if (named && i.operands[0].immediate >= launch.barriers)
-      fault(i, " names barrier " + std::to_string(i.operands[0].immediate) + ", and the binary declares ", launch.barriers,
-            " barriers");
-    if (i.opcode.starts_with("SYNCS.EXCH") && ++initialised > launch.mbarriers)
+      fault(i, " names barrier " + std::to_string(i.operands[0].immediate) + ", and the binary declares ",
+            launch.barriers, " barriers");
+    if (i.op == Op::SYNCS && has(i, "EXCH") && ++initialised > launch.mbarriers)
       fault(i, " initialises an mbarrier beyond the ", launch.mbarriers, " that the binary declares");
   }
 }
 
-bool observe(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
-             u64 seed, u64 block, u64 limit, u32 alike, Observer& observer, int lone) {
+bool observe(const Program& program, const Launch& launch, std::vector<Allocation> allocations,
+             const std::vector<u8>* banks, u64 seed, u64 block, u64 limit, u32 alike, Observer& observer, int lone) {
   Functional machine;
   prepare(machine, program, launch, std::move(allocations), banks, seed);
   machine.landing = Landing::Early;
@@ -265,8 +277,8 @@ struct Worker {
   std::deque<Shadow> shadows;
   std::vector<Visited> visited;
 
-  Worker(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
-         u64 seed, Races races)
+  Worker(const Program& program, const Launch& launch, std::vector<Allocation> allocations,
+         const std::vector<u8>* banks, u64 seed, Races races)
       : world(program, launch) {
     prepare(machine, program, launch, std::move(allocations), banks, seed);
     machine.landing = Landing(machine.random.below(3));
@@ -339,7 +351,8 @@ Ran run_in_parallel(const Program& program, const Launch& launch, const std::vec
       worker.machine.printed.clear();
       try {
         run_clusters(worker.machine, &worker.world,
-                     {clusters.begin() + long(chunk * clusters.size() / chunks), clusters.begin() + long((chunk + 1) * clusters.size() / chunks)},
+                     {clusters.begin() + long(chunk * clusters.size() / chunks),
+                      clusters.begin() + long((chunk + 1) * clusters.size() / chunks)},
                      limit, &worker.visited);
       } catch (const Fault& fault) {
         faults[chunk] = fault;
@@ -360,7 +373,8 @@ Ran run_in_parallel(const Program& program, const Launch& launch, const std::vec
   if (failed < chunks)
     for (const Fault& fault : faults)
       if (!fault.message.empty()) throw Fault{fault.message, fault.hung, fault.race, true};
-  if (races != Races::None && conflict(workers)) throw Fault{"blocks touch the same memory, one of them by a write", false, true, true};
+  if (races != Races::None && conflict(workers))
+    throw Fault{"blocks touch the same memory, one of them by a write", false, true, true};
   Ran all;
   for (const std::string& text : printed) all.printed += text;
   for (Worker& worker : workers) {
@@ -391,7 +405,8 @@ Ran run(const Program& program, const Launch& launch, std::vector<Allocation> al
   }
   Worker worker(program, launch, std::move(allocations), banks, seed, races);
   Functional& machine = worker.machine;
-  const bool all_begin = clusters.size() <= most_resident(launch);  // others begin in their order, as programs build on it
+  const bool all_begin =
+      clusters.size() <= most_resident(launch);  // others begin in their order, as programs build on it
   if (worker.world.talks && all_begin && (clusters.size() <= LANES || machine.random.below(2)))
     for (size_t n = clusters.size(); n > 1; n--) std::swap(clusters[n - 1], clusters[machine.random.below(u32(n))]);
   run_clusters(machine, &worker.world, clusters, limit, &worker.visited);
@@ -399,8 +414,8 @@ Ran run(const Program& program, const Launch& launch, std::vector<Allocation> al
 }
 
 std::vector<u8> run_blocks(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
-                           const std::vector<u8>* banks, u64 seed, const std::vector<ChosenBlock>& blocks, size_t together,
-                           u64 limit) {
+                           const std::vector<u8>* banks, u64 seed, const std::vector<ChosenBlock>& blocks,
+                           size_t together, u64 limit) {
   std::vector<u8> traces;
   for (size_t n = 0; n < blocks.size(); n++) {
     const ChosenBlock& block = blocks[n];

@@ -18,12 +18,13 @@ Allocation& GlobalMemory::find(u64 address, u32 bytes, bool write) {
                                   [](u64 at, const Allocation& a) { return at < a.address; });
     if (after == allocations.begin() || !holds(*(after - 1))) {
       char text[96];
-      snprintf(text, sizeof text, "%s of %u bytes at global address 0x%llx, outside all tensors", write ? "a store" : "a load",
-               bytes, (unsigned long long)address);
+      snprintf(text, sizeof text, "%s of %u bytes at global address 0x%llx, outside all tensors",
+               write ? "a store" : "a load", bytes, (unsigned long long)address);
       std::string near;
       if (after != allocations.begin()) {
         const Allocation& a = *(after - 1);
-        near = "; " + std::to_string(address - a.address) + " bytes into " + a.name + ", which has " + std::to_string(a.bytes);
+        near = "; " + std::to_string(address - a.address) + " bytes into " + a.name + ", which has " +
+               std::to_string(a.bytes);
       }
       throw Fault{text + near};
     }
@@ -123,7 +124,9 @@ bool is_waiting(Machine& machine, Warp& w) {
   if (waits) return true;
   if (w.wait.kind == Wait::Kind::Barrier) {
     const NamedBarrier& b = w.block->barriers[w.wait.index];
-    w.reduction = w.reduced == Reduced::Count ? b.counted : w.reduced == Reduced::Or ? b.counted > 0 : b.counted == b.arrived_before;
+    w.reduction = w.reduced == Reduced::Count ? b.counted
+                  : w.reduced == Reduced::Or  ? b.counted > 0
+                                              : b.counted == b.arrived_before;
     if (Order* order = w.block->cluster->order) order->acquire(w, order->barrier(w.block->rank, w.wait.index));
   }
   w.wait = Wait{};
@@ -241,7 +244,8 @@ void release_to_barrier(Warp& w) {
   if (!w.at_barrier || w.at_barrier != w.alive) return;
   const int at = w.lane_pc[__builtin_ctz(w.alive)];
   for (u32 rest = w.alive; rest; rest &= rest - 1)
-    if (w.lane_pc[__builtin_ctz(rest)] != at) throw Fault{"lanes of a warp wait at different barriers of the block", true};
+    if (w.lane_pc[__builtin_ctz(rest)] != at)
+      throw Fault{"lanes of a warp wait at different barriers of the block", true};
   w.parked = w.at_barrier = 0;
   group(w, w.alive);
 }

@@ -1,6 +1,6 @@
 // Matrices of a warp: their way between shared memory and registers (LDSM, STSM), their transposition (MOVM), and the
-// products that are done when the instruction is (HMMA, QMMA, IMMA, DMMA). Fragments are the PTX ISA's ("Matrix fragments
-// for mma", "ldmatrix").
+// products that are done when the instruction is (HMMA, QMMA, IMMA, DMMA). Fragments are the PTX ISA's ("Matrix
+// fragments for mma", "ldmatrix").
 #include <algorithm>
 #include <bit>
 
@@ -239,8 +239,8 @@ i32 byte_of(u32 word, int n, bool is_signed) {
   return is_signed ? i32(i32(byte << 24) >> 24) : i32(byte);
 }
 
-// IMMA.16832.S8.U8 R4, R8.ROW, R12.COL, R4: i.a registers of A; one has 8 rows, four bytes along k to a word. i.d = .SAT:
-// the sum that 32 bits hold, once all is added
+// IMMA.16832.S8.U8 R4, R8.ROW, R12.COL, R4: i.a registers of A; one has 8 rows, four bytes along k to a word.
+// i.d = .SAT: the sum that 32 bits hold, once all is added
 Step multiply_bytes(Context& c, const Instruction& i) {
   check_whole_warp(c, i);
   int halves = i.a == 1 ? 1 : 2, depths = i.a == 4 ? 2 : 1;
@@ -287,9 +287,9 @@ double double_of(const Lanes* pair, int lane) {
   return value;
 }
 
-// DMMA.16x8x8 R4, R8, R12, R4: pairs of a are (row g, k t), (g + 8, t), (g, t + 4), …; of b (k t, column g), (t + 4, g), …;
-// of sums (g, 2t), (g, 2t + 1) and those of g + 8. One product after the other is added, each rounded once.
-// i.a = rows of eight, i.b = depths of four
+// DMMA.16x8x8 R4, R8, R12, R4: pairs of a are (row g, k t), (g + 8, t), (g, t + 4), …; of b (k t, column g),
+// (t + 4, g), …; of sums (g, 2t), (g, 2t + 1) and those of g + 8. One product after the other is added, each rounded
+// once. i.a = rows of eight, i.b = depths of four
 Step multiply_doubles(Context& c, const Instruction& i) {
   check_whole_warp(c, i);
   Lanes a[16], b[8], sums[8];
@@ -321,8 +321,8 @@ Execute prepare_multiply_doubles(Instruction& i) {
   return i.b && m.none_left() && all_registers(i) ? multiply_doubles : nullptr;
 }
 
-// BMMA.168256.AND.POPC R4, R8.ROW, R12.COL, R4: how many bits are set in both. i.a registers of A, of 8 rows and 128 bits
-// along k, 32 to a lane
+// BMMA.168256.AND.POPC R4, R8.ROW, R12.COL, R4: how many bits are set in both. i.a registers of A, of 8 rows and 128
+// bits along k, 32 to a lane
 Step multiply_bits(Context& c, const Instruction& i) {
   check_whole_warp(c, i);
   Lanes a[4], b[2], sums[4];

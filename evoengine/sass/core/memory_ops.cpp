@@ -53,8 +53,8 @@ u8* shared_bytes(Context& c, u32 address, u32 bytes, int lane) {
   const u32 rank = address >> RANK_BIT, offset = address & ((1u << RANK_BIT) - 1);
   const auto& blocks = c.warp.block->cluster->blocks;
   if (rank >= blocks.size())
-    fault("access", address, bytes, lane, " of block " + std::to_string(rank) + "'s shared memory, in a cluster of " +
-                                              std::to_string(blocks.size()));
+    fault("access", address, bytes, lane,
+          " of block " + std::to_string(rank) + "'s shared memory, in a cluster of " + std::to_string(blocks.size()));
   std::vector<u8>& shared = blocks[rank]->shared;
   if (u64(offset) + bytes > shared.size())
     fault("access", offset, bytes, lane, ", outside of " + std::to_string(shared.size()) + " bytes of shared memory");
@@ -81,7 +81,7 @@ u8* window_bytes(Context& c, u64 address, u32 bytes, int lane) {
 }
 
 bool take_caching(Modifiers& m) {
-  static const char* const IGNORED[] = {"E",  "U",  "SYS",     "WEAK",   "CONSTANT", "LU",      "EL",   "EF",
+  static const char* const IGNORED[] = {"E",  "U",       "SYS",    "WEAK",    "CONSTANT", "LU",   "EL",   "EF",
                                         "VC", "PRIVATE", "LTC64B", "LTC128B", "LTC256B",  "SPIN", nullptr};
   static const char* const PAST_L1[] = {"GPU", "NA", "MMIO", "CV", nullptr};
   // an SM's own L1 is sufficient for what only its threads must see (ld.global.ca is STRONG.SM)
@@ -180,7 +180,8 @@ void move_global(Context& c, const Instruction& i, const u64 (&at)[LANES], u32 b
   for_lanes(c.lanes, [&](int l) { check_alignment(at[l], bytes, l); });
   const Allocation& a = memory.find(at[__builtin_ctz(c.lanes)], bytes, STORE);
   const bool whole = a.period == a.bytes;
-  if (Order* order = order_of(c); order && (i.strength || a.writable) && !i.optimistic) order_global<STORE>(*order, c, i, at, bytes, data);
+  if (Order* order = order_of(c); order && (i.strength || a.writable) && !i.optimistic)
+    order_global<STORE>(*order, c, i, at, bytes, data);
   for_lanes(c.lanes, [&](int l) {
     const u64 offset = at[l] - a.address;
     if (whole && offset < a.bytes && offset + bytes <= a.bytes) {
@@ -294,8 +295,8 @@ Step ldc(Context& c, const Instruction& i) {
   auto read = [&](int l, u32 at) {
     check_alignment(at, bytes, l);
     if (u64(at) + bytes > bank.size())
-      fault("access", at, bytes, l, ", outside of " + std::to_string(bank.size()) + " bytes of constant bank " +
-                                        std::to_string(o.bank));
+      fault("access", at, bytes, l,
+            ", outside of " + std::to_string(bank.size()) + " bytes of constant bank " + std::to_string(o.bank));
     c.access.addresses[l] = at;
     take_bytes(data, l, bank.data() + at, bytes);
   };
@@ -348,11 +349,12 @@ Step qspc(Context& c, const Instruction& i) {
   u64 at[LANES];
   addresses(c, i.operands.back(), true, at);
   const u32 own = c.warp.block->rank;
-  write_predicate(c, i.operands[0], bits([&](int l) {
-    const Space space = space_of(at[l]);
-    if (i.a == OWN_SHARED) return space == Space::Shared && u32(at[l]) >> RANK_BIT == own;
-    return space == (i.a == CLUSTER_SHARED ? Space::Shared : i.a == LOCAL ? Space::Local : Space::Global);
-  }));
+  write_predicate(
+      c, i.operands[0], bits([&](int l) {
+        const Space space = space_of(at[l]);
+        if (i.a == OWN_SHARED) return space == Space::Shared && u32(at[l]) >> RANK_BIT == own;
+        return space == (i.a == CLUSTER_SHARED ? Space::Shared : i.a == LOCAL ? Space::Local : Space::Global);
+      }));
   return Step::Done;
 }
 

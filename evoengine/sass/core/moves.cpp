@@ -62,8 +62,12 @@ u32 selector(int form, u32 by) {
   const u32 n = by & 3;
   u32 out = 0;
   for (u32 k = 0; k < 4; ++k) {
-    const u32 byte = form == F4E ? n + k : form == B4E ? (n - k) & 7 : form == RC8 ? n : form == ECL ? std::max(k, n)
-                     : form == ECR ? std::min(k, n) : (n & 1) * 2 + (k & 1);
+    const u32 byte = form == F4E   ? n + k
+                     : form == B4E ? (n - k) & 7
+                     : form == RC8 ? n
+                     : form == ECL ? std::max(k, n)
+                     : form == ECR ? std::min(k, n)
+                                   : (n & 1) * 2 + (k & 1);
     out |= byte << (4 * k);
   }
   return out;
@@ -91,13 +95,17 @@ Execute prepare_prmt(Instruction& i) {
 
 // ── special registers ───────────────────────────────────────────────────────────────────────────────────────────────
 
+// clang-format off: a list of names
 enum Special {
   ZERO, LANE, WARP, WARP_COUNT, VIRTUAL_WARP, VIRTUAL_WARPS, THREAD, TID_X, TID_Y, TID_Z, NTID_X, NTID_Y, NTID_Z,
-  CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z, RANK, CLUSTER_X, CLUSTER_Y, CLUSTER_Z, NCLUSTER_X, NCLUSTER_Y, NCLUSTER_Z, IN_CLUSTER_X,
-  IN_CLUSTER_Y, IN_CLUSTER_Z, SIZE_CLUSTER_X, SIZE_CLUSTER_Y, SIZE_CLUSTER_Z, CLUSTER_BLOCKS, SHARED_LOW, SHARED_HIGH,
-  LOCAL_LOW, LOCAL_HIGH, SHARED_BYTES, DYNAMIC_BYTES, CLOCK_LOW, CLOCK_HIGH, TIMER_LOW, TIMER_HIGH, EQUAL_MASK, LESS_MASK, UP_TO_MASK,
-  GREATER_MASK, FROM_MASK, ACTIVE_MASK, SM, SMS, GRID, CLUSTER_COPY,
+  CTAID_X, CTAID_Y, CTAID_Z, NCTAID_X, NCTAID_Y, NCTAID_Z, RANK, CLUSTER_X, CLUSTER_Y, CLUSTER_Z, NCLUSTER_X,
+  NCLUSTER_Y, NCLUSTER_Z, IN_CLUSTER_X, IN_CLUSTER_Y, IN_CLUSTER_Z, SIZE_CLUSTER_X, SIZE_CLUSTER_Y, SIZE_CLUSTER_Z,
+  CLUSTER_BLOCKS, SHARED_LOW, SHARED_HIGH, LOCAL_LOW, LOCAL_HIGH, SHARED_BYTES, DYNAMIC_BYTES, CLOCK_LOW, CLOCK_HIGH,
+  TIMER_LOW, TIMER_HIGH, EQUAL_MASK, LESS_MASK, UP_TO_MASK, GREATER_MASK, FROM_MASK, ACTIVE_MASK, SM, SMS, GRID,
+  CLUSTER_COPY,
 };
+// clang-format on
+// clang-format off: a list of pairs
 const std::pair<const char*, Special> SPECIALS[] = {
     {"SRZ", ZERO}, {"SR_LANEID", LANE}, {"SR_WARPID", WARP}, {"SR_VIRTID", VIRTUAL_WARP},
     {"SR_NWARPID", WARP_COUNT}, {"SR_VIRTCFG", VIRTUAL_WARPS}, {"SR_TID", THREAD},
@@ -118,6 +126,7 @@ const std::pair<const char*, Special> SPECIALS[] = {
     {"SR_GTMASK", GREATER_MASK}, {"SR_GEMASK", FROM_MASK}, {"SR_ACTIVEMASK", ACTIVE_MASK}, {"SR_SMID", SM},
     {"SR_VIRTUALSMID", SM}, {"SR_NSMID", SMS}, {"SR_GRIDID", GRID},
 };
+// clang-format on
 
 int special(const Operand& o) {
   for (const auto& [name, which] : SPECIALS)
@@ -142,7 +151,7 @@ u32 thread_index(const Launch& launch, u32 thread, int axis) {
 }
 
 constexpr u64 TIMER_EPOCH = 1'750'000'000'000'000'000;  // nanoseconds since 1970, as a GPU counts them
-constexpr u32 SLOTS = 32;  // places of warps that an SM has at least
+constexpr u32 SLOTS = 32;                               // places of warps that an SM has at least
 
 // The SM of a block is drawn, because no kernel may depend on it.
 u32 sm_of(const Context& c) {
@@ -161,22 +170,36 @@ u32 of_warp(Context& c, Special which) {
     case WARP: return u32(c.warp.number);
     case WARP_COUNT: return u32(block.warps.size());
     case VIRTUAL_WARP: return (u32(c.warp.number) + sm_of(c)) % SLOTS << 8;  // %warpid: no kernel may depend on it
-    case VIRTUAL_WARPS: return 64u << 8;  // of an SM; only sm_90 reads it here
-    case NTID_X: case NTID_Y: case NTID_Z: return l.threads[along(NTID_X)];
-    case CTAID_X: case CTAID_Y: case CTAID_Z: return block.index[along(CTAID_X)];
-    case NCTAID_X: case NCTAID_Y: case NCTAID_Z: return l.grid[along(NCTAID_X)];
+    case VIRTUAL_WARPS: return 64u << 8;                                     // of an SM; only sm_90 reads it here
+    case NTID_X:
+    case NTID_Y:
+    case NTID_Z: return l.threads[along(NTID_X)];
+    case CTAID_X:
+    case CTAID_Y:
+    case CTAID_Z: return block.index[along(CTAID_X)];
+    case NCTAID_X:
+    case NCTAID_Y:
+    case NCTAID_Z: return l.grid[along(NCTAID_X)];
     case RANK: return block.rank;
-    case CLUSTER_X: case CLUSTER_Y: case CLUSTER_Z: return block.index[along(CLUSTER_X)] / l.cluster[along(CLUSTER_X)];
-    case NCLUSTER_X: case NCLUSTER_Y: case NCLUSTER_Z: return l.grid[along(NCLUSTER_X)] / l.cluster[along(NCLUSTER_X)];
-    case IN_CLUSTER_X: case IN_CLUSTER_Y: case IN_CLUSTER_Z:
-      return block.index[along(IN_CLUSTER_X)] % l.cluster[along(IN_CLUSTER_X)];
-    case SIZE_CLUSTER_X: case SIZE_CLUSTER_Y: case SIZE_CLUSTER_Z: return l.cluster[along(SIZE_CLUSTER_X)];
+    case CLUSTER_X:
+    case CLUSTER_Y:
+    case CLUSTER_Z: return block.index[along(CLUSTER_X)] / l.cluster[along(CLUSTER_X)];
+    case NCLUSTER_X:
+    case NCLUSTER_Y:
+    case NCLUSTER_Z: return l.grid[along(NCLUSTER_X)] / l.cluster[along(NCLUSTER_X)];
+    case IN_CLUSTER_X:
+    case IN_CLUSTER_Y:
+    case IN_CLUSTER_Z: return block.index[along(IN_CLUSTER_X)] % l.cluster[along(IN_CLUSTER_X)];
+    case SIZE_CLUSTER_X:
+    case SIZE_CLUSTER_Y:
+    case SIZE_CLUSTER_Z: return l.cluster[along(SIZE_CLUSTER_X)];
     case CLUSTER_BLOCKS: return l.cluster[0] * l.cluster[1] * l.cluster[2];
     case SHARED_LOW: return u32(SHARED_WINDOW);
     case SHARED_HIGH: return u32(SHARED_WINDOW >> 32);
     case LOCAL_LOW: return u32(LOCAL_WINDOW);
     case LOCAL_HIGH: return u32(LOCAL_WINDOW >> 32);
-    case SHARED_BYTES: case DYNAMIC_BYTES: return l.shared_bytes;
+    case SHARED_BYTES:
+    case DYNAMIC_BYTES: return l.shared_bytes;
     case CLOCK_LOW: return u32(c.machine.clock());
     case CLOCK_HIGH: return u32(c.machine.clock() >> 32);
     case TIMER_LOW: return u32(TIMER_EPOCH + c.machine.clock());
@@ -184,7 +207,8 @@ u32 of_warp(Context& c, Special which) {
     case ACTIVE_MASK: return c.warp.active;
     case SM: return sm_of(c);
     case SMS: return l.sms;
-    // sm_100 and later subtract as many times 160 from the place of the clusters' sizes in bank 0, where the launch put them
+    // sm_100 and later subtract as many times 160 from the place of the clusters' sizes in bank 0, where the launch put
+    // them
     case CLUSTER_COPY: return l.arch < 100 ? l.cluster[0] * l.cluster[1] * l.cluster[2] : 0;
     default: return 0;
   }
@@ -200,7 +224,11 @@ u32 read_special(Context& c, Special which, int lane) {
     case TID_X: return thread_index(l, thread, 0);
     case TID_Y: return thread_index(l, thread, 1);
     case TID_Z: return thread_index(l, thread, 2);
-    case EQUAL_MASK: case LESS_MASK: case UP_TO_MASK: case GREATER_MASK: case FROM_MASK: return lane_mask(which, lane);
+    case EQUAL_MASK:
+    case LESS_MASK:
+    case UP_TO_MASK:
+    case GREATER_MASK:
+    case FROM_MASK: return lane_mask(which, lane);
     default: return 0;
   }
 }
@@ -307,7 +335,7 @@ Execute prepare_predicates(Instruction& i) {
   Modifiers m(i);
   const bool to_register = i.opcode.starts_with("P2R") || i.opcode.starts_with("UP2UR");
   i.a = take_byte(m);
-  i.b = i.opcode[0] == 'U';
+  i.b = i.pipe == Pipe::Uniform;
   if (!m.none_left() || i.operands.size() != (to_register ? 4u : 3u)) return nullptr;
   if (!to_register && i.operands[1].part >= 4) i.a = 8 * (i.operands[1].part - 4);
   return to_register ? p2r : r2p;

@@ -7,12 +7,21 @@ namespace sass {
 namespace {
 
 bool is_proxy_work(const Instruction& i) {
-  return i.opcode.starts_with("HGMMA") || i.opcode.starts_with("QGMMA") || i.opcode.starts_with("IGMMA") || i.opcode.starts_with("UTMA") || i.opcode.starts_with("UBLK");
+  switch (i.op) {
+    case Op::UBLKCP:
+    case Op::UBLKPF:
+    case Op::UBLKRED:
+    case Op::UTMACCTL:
+    case Op::UTMACMDFLUSH:
+    case Op::UTMALDG:
+    case Op::UTMAPF:
+    case Op::UTMAREDG:
+    case Op::UTMASTG: return true;
+    default: return is_group_product(i);
+  }
 }
 
-bool is_wide_fence(const Instruction& i) {
-  return i.opcode.starts_with("MEMBAR") && (has(i, "GPU") || has(i, "SYS"));
-}
+bool is_wide_fence(const Instruction& i) { return i.op == Op::MEMBAR && (has(i, "GPU") || has(i, "SYS")); }
 
 }  // namespace
 
@@ -70,7 +79,8 @@ Order::Order(World& world, Cluster& cluster) : world(world), cluster(cluster) {
   agents.reserve(stride);
   barriers.resize(cluster.blocks.size() * 16);
   for (auto& block : cluster.blocks)
-    for (Warp& w : block->warps) of_lanes[first_warp[block->rank] + w.number][0] = int(new_agent(AgentKind::Lanes, block->rank, w.number));
+    for (Warp& w : block->warps)
+      of_lanes[first_warp[block->rank] + w.number][0] = int(new_agent(AgentKind::Lanes, block->rank, w.number));
   for (auto& block : cluster.blocks) {
     if (spare_shadows.empty()) spare_shadows.emplace_back();
     shadows.push_back(std::move(spare_shadows.back()));
@@ -87,7 +97,8 @@ Order::~Order() {
 
 u32 Order::new_agent(AgentKind kind, u32 rank, int warp) {
   const u32 id = u32(agents.size());
-  if (id >= MOST_AGENTS) throw Fault{"the executor orders the accesses of at most " + std::to_string(MOST_AGENTS) + " groups of lanes"};
+  if (id >= MOST_AGENTS)
+    throw Fault{"the executor orders the accesses of at most " + std::to_string(MOST_AGENTS) + " groups of lanes"};
   if (id >= stride) widen();
   Agent& a = agents.emplace_back();
   a.kind = kind;
@@ -115,7 +126,8 @@ u32 Order::agent_of(const Warp& w) { return group_of(w, w.leader[__builtin_ctz(w
 
 u32 Order::agent_of(const Warp& w, AgentKind kind) {
   const int number = kind == AgentKind::Products ? w.number / 4 * 4 : w.number;
-  int& id = beside[first_warp[w.block->rank] + u32(number)][int(kind) - int(AgentKind::Copies) - (kind > AgentKind::Copies)];
+  int& id =
+      beside[first_warp[w.block->rank] + u32(number)][int(kind) - int(AgentKind::Copies) - (kind > AgentKind::Copies)];
   if (id < 0) id = int(new_agent(kind, w.block->rank, number));
   return u32(id);
 }
@@ -147,7 +159,8 @@ void Order::regroup(const Warp& w, const u8 (&before)[LANES]) {
   }
   if (!changed) return;
   View views[LANES];
-  for (u32 rest = involved; rest; rest &= rest - 1) views[__builtin_ctz(rest)] = agents[id_of(u8(__builtin_ctz(rest)))].view;
+  for (u32 rest = involved; rest; rest &= rest - 1)
+    views[__builtin_ctz(rest)] = agents[id_of(u8(__builtin_ctz(rest)))].view;
   for (u32 rest = changed; rest; rest &= rest - 1) {
     const int leader = __builtin_ctz(rest);
     u32 from = 0;

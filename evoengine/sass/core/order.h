@@ -2,10 +2,10 @@
 // Fault for two conflicting accesses that are not ordered, in every schedule.
 //
 // An agent is a group of lanes that runs together, or work beside the warps: copies by LDGSTS, bytes on their way to an
-// mbarrier, products of a warpgroup, stores by TMA. Each agent has a clock, which advances when it releases what it did,
-// and knows the clock of each other agent up to which it has acquired. Barriers, mbarriers, waits for groups and the
-// convergence of lanes release and acquire. The asynchronous proxy sees what an agent knew before a proxy fence; other
-// clusters see what it knew before a fence of GPU scope.
+// mbarrier, products of a warpgroup, stores by TMA. Each agent has a clock, which advances when it releases what it
+// did, and knows the clock of each other agent up to which it has acquired. Barriers, mbarriers, waits for groups and
+// the convergence of lanes release and acquire. The asynchronous proxy sees what an agent knew before a proxy fence;
+// other clusters see what it knew before a fence of GPU scope.
 #pragma once
 
 #include <unordered_map>
@@ -33,8 +33,8 @@ struct Agent {
   u32 time = 1;
   std::vector<u32> closed;  // Copies, Stores: the time of each group's end
   View view;                // of Lanes
-  u32 arrived = 0;          // of Lanes: the time up to which all came before an arrival at a barrier of the block or cluster
-  bool threadfence = false;  // whether it has executed a MEMBAR.SC of GPU scope
+  u32 arrived = 0;  // of Lanes: the time up to which all came before an arrival at a barrier of the block or cluster
+  bool threadfence = false;      // whether it has executed a MEMBAR.SC of GPU scope
   std::map<u64, Told> observed;  // of other agents, by their cluster: strong loads read it, and a fence takes it in
   // the last record it made of an access to global memory
   u32 record = 0, recorded_at = 0;
@@ -49,8 +49,8 @@ struct Meeting {
 
 // Last accesses to the shared memory of one block, by words of four bytes and lines of sixteen.
 struct SharedShadow {
-  std::vector<u64> writer;   // [word]
-  std::vector<u64> readers;  // [line]: a bit for each agent, modulo 64
+  std::vector<u64> writer;              // [word]
+  std::vector<u64> readers;             // [line]: a bit for each agent, modulo 64
   std::vector<std::vector<u64>> reads;  // [agent][line]; valid of agents in `has_read`
   std::vector<bool> has_read;
 
@@ -116,7 +116,7 @@ class Order {
   void arrive(const Warp&, Meeting&);
   void arrive_at_barrier(const Warp&, Meeting&);  // of the block or the cluster, no mbarrier
   void acquire(const Warp&, const Meeting&);
-  static void pass(Meeting&);                    // the phase is complete
+  static void pass(Meeting&);  // the phase is complete
   Meeting& barrier(u32 rank, u32 index) { return barriers[rank * 16 + index]; }
   Meeting& of_cluster() { return cluster_barrier; }
   Meeting& mbarrier(u32 address);
@@ -133,9 +133,10 @@ class Order {
   // At most sixteen bytes within an aligned sixteen; of stores what is there and what will be, or null.
   void touch_global(const GlobalTouch&, u32 lane, u64 offset, u32 bytes, const u8* before, const u8* after);
   // any bytes
-  void touch_global_range(const GlobalTouch&, u32 lane, u64 offset, u64 bytes, const u8* before = nullptr, const u8* after = nullptr);
+  void touch_global_range(const GlobalTouch&, u32 lane, u64 offset, u64 bytes, const u8* before = nullptr,
+                          const u8* after = nullptr);
   void publish(const Warp&, bool threadfence);  // MEMBAR of GPU scope; a __threadfence is one with .SC
-  void refresh(const Warp&);  // CCTL.IVALL: acquires what strong loads observed
+  void refresh(const Warp&);                    // CCTL.IVALL: acquires what strong loads observed
   void synchronise(const Warp&, const Instruction&, u64 address, Touch);  // by an atomic, a strong load or store
 
  private:

@@ -29,12 +29,9 @@ void to_floats(const u32* words, float* low, float* high, int count, Format form
   for (int n = 0; n < count; n += 8) {
     EightWords from, even, odd;
     std::memcpy(&from, words + n, sizeof from);
-    if (format == Format::Half)
-      even = floats_of_halves(from & 0xffff), odd = floats_of_halves(from >> 16);
-    else if (format == Format::BFloat)
-      even = from << 16, odd = from & 0xffff0000u;
-    else
-      even = odd = from & 0xffffe000u;
+    if (format == Format::Half) even = floats_of_halves(from & 0xffff), odd = floats_of_halves(from >> 16);
+    else if (format == Format::BFloat) even = from << 16, odd = from & 0xffff0000u;
+    else even = odd = from & 0xffffe000u;
     std::memcpy(low + n, &even, sizeof even);
     std::memcpy(high + n, &odd, sizeof odd);
   }
@@ -83,7 +80,8 @@ void left_of_registers(Left& left, const Lanes* first, int registers, Format for
     for (int n = 0; n < registers; n++)
       for (int lane = 0; lane < LANES; lane++)
         for (int byte = 0; byte < 4; byte++)
-          rows[n / 2 * 16 + lane % 4 * 4 + byte][lane / 4 + n % 2 * 8] = sign * value[first[n][lane] >> 8 * byte & 0xff];
+          rows[n / 2 * 16 + lane % 4 * 4 + byte][lane / 4 + n % 2 * 8] =
+              sign * value[first[n][lane] >> 8 * byte & 0xff];
     return left_of_rows(left, rows, 8 * registers);
   }
   int k = 0;
@@ -134,10 +132,8 @@ Chosen chosen_columns(const Lanes& metadata, Format format, int k, int selector)
     const int half = row / 8, first = row % 8 * 4;
     for (int n = 0; n < nibbles; n++) {
       int lane, shift;
-      if (has_bytes(format))
-        lane = first + half + 2 * (nibbles == 16 ? n / 8 : selector), shift = n % 8 * 4;
-      else
-        lane = first + (nibbles == 8 ? 2 * selector + n / 4 : selector), shift = 16 * half + n % 4 * 4;
+      if (has_bytes(format)) lane = first + half + 2 * (nibbles == 16 ? n / 8 : selector), shift = n % 8 * 4;
+      else lane = first + (nibbles == 8 ? 2 * selector + n / 4 : selector), shift = 16 * half + n % 4 * 4;
       const u32 bits = metadata[lane] >> shift & 15;
       if (format == Format::TFloat) chosen.column[row][n] = u8(2 * n + (bits >> 3));  // 1110 or 0100
       else chosen.column[row][2 * n] = u8(4 * n + (bits & 3)), chosen.column[row][2 * n + 1] = u8(4 * n + (bits >> 2));
@@ -204,7 +200,7 @@ Ints exponents_of(Floats values, i32 least) {
 float sum_of(double exact, const Sums& how) {
   if (exact != exact) return as_float(0x7fffffffu);
   const u64 bits = std::bit_cast<u64>(exact);
-  if (!how.halves && std::fabs(exact) < 0x1p-126) {  // to a whole multiple of the smallest float
+  if (!how.halves && std::fabs(exact) < 0x1p-126) {               // to a whole multiple of the smallest float
     return float(std::trunc(exact * 0x1p149) * 0x1p-149) + 0.0f;  // never −0
   }
   if (!how.halves) return float(std::bit_cast<double>(bits >> (52 - how.kept) << (52 - how.kept)));
@@ -247,7 +243,7 @@ Floats sums_of(Ints whole, Ints top, const Sums& how) {
   const Words magnitude = Words(whole < 0 ? -whole : whole);
   Ints bits = Ints(__builtin_convertvector(Ints(magnitude), Floats));  // rounded to the nearest
   const Words back = Words(__builtin_convertvector(Floats(bits), Ints));
-  bits += Ints(back > magnitude);  // cut off
+  bits += Ints(back > magnitude);                       // cut off
   if (how.halves) bits |= Ints(back != magnitude) & 1;  // odd where something was cut off
   else bits &= i32(ALL << (23 - how.kept));
   const Floats cut = Floats(bits | sign) * Floats((127 - how.fraction + top) << 23);
@@ -270,14 +266,16 @@ struct Place {
 };
 
 // Adds the products; false where that takes exact_sum.
-bool add_products(Floats* sums, const Left& left, const Right& right, const Exponents& exponents, const Place& at, const Sums& how) {
+bool add_products(Floats* sums, const Left& left, const Right& right, const Exponents& exponents, const Place& at,
+                  const Sums& how) {
   TwiceShorts tops[VECTORS / 2];
   for (TwiceShorts& top : tops) top = 2 * OF_ZERO - (TwiceShorts){};
   for (int k = at.first; k < at.first + at.count; k++) {
     u64 own;
     std::memcpy(&own, &exponents.right[k][at.odd][4 * at.j], sizeof own);
     for (int n = 0; n < VECTORS / 2; n++) {
-      const TwiceShorts e = reinterpret_cast<const TwiceShorts*>(exponents.left[k][at.half])[n] + TwiceShorts(own - (Longs){});
+      const TwiceShorts e =
+          reinterpret_cast<const TwiceShorts*>(exponents.left[k][at.half])[n] + TwiceShorts(own - (Longs){});
       tops[n] = e > tops[n] ? e : tops[n];
     }
   }
@@ -312,8 +310,8 @@ bool add_products(Floats* sums, const Left& left, const Right& right, const Expo
 void add_exactly(Floats* sums, const Left& left, const Right& right, const Place& at, const Sums& how) {
   for (int lane = 0; lane < LANES; lane++) {
     float& sum = reinterpret_cast<float*>(sums)[lane];
-    sum = exact_sum(sum, &left.of[at.first][at.half][lane], 2 * LANES,
-                    &right.of[at.first][at.odd][4 * at.j + lane % 4], MAX_COLUMNS, at.count, how);
+    sum = exact_sum(sum, &left.of[at.first][at.half][lane], 2 * LANES, &right.of[at.first][at.odd][4 * at.j + lane % 4],
+                    MAX_COLUMNS, at.count, how);
   }
 }
 

@@ -13,13 +13,14 @@ enum class Format : u8 { Half, BFloat, TFloat, E4M3, E5M2 };  // TFloat: 32 bits
 
 constexpr int MAX_K = 64, MAX_COLUMNS = 256, BYTES_K = 32;  // the last of mma.sync of bytes
 
-// How a tensor core adds products to a sum. Of `block` products and the sum the largest exponent is taken (a product's is
-// that of its factors added; a subnormal number has the smallest exponent of its format), all are cut off `fraction` bits
-// below it, added exactly, and the result is cut to `kept` bits of fraction, or rounded to a half where sums are halves.
+// How a tensor core adds products to a sum. Of `block` products and the sum the largest exponent is taken (a product's
+// is that of its factors added; a subnormal number has the smallest exponent of its format), all are cut off `fraction`
+// bits below it, added exactly, and the result is cut to `kept` bits of fraction, or rounded to a half where sums are
+// halves.
 //
-// M. Fasi, N. Higham, M. Mikaitis, S. Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ CS 2021; P. Xie, Y. Wang,
-// F. Yang, M. Yang, "MMA-Sim: bit-accurate reference model of tensor cores and matrix cores", arXiv:2511.10909, whose
-// parameters these are; those of sm_90 agree with an H100 in every probe of benchmarks/hardware_probes.py.
+// M. Fasi, N. Higham, M. Mikaitis, S. Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ CS 2021; P. Xie, Y.
+// Wang, F. Yang, M. Yang, "MMA-Sim: bit-accurate reference model of tensor cores and matrix cores", arXiv:2511.10909,
+// whose parameters these are; those of sm_90 agree with an H100 in every probe of benchmarks/hardware_probes.py.
 struct Sums {
   int fraction, block, kept;
   int least, least_right, least_sum;  // exponents of normal numbers: of factors, of sums
@@ -56,8 +57,8 @@ void left_of_registers(Left&, const Lanes* first, int registers, Format, float s
 void left_of_rows(Left&, const float (*rows)[16], int k);
 void right_of_registers(Right&, const Lanes* first, int registers, Format);
 
-// A sparse A has two of each four elements along k, of TFloat one of each two: column[row][n] is where its n-th stands in
-// the whole A. Metadata are in the lanes that `selector` chooses (PTX ISA, "Matrix fragments for mma.sp"; CUTLASS,
+// A sparse A has two of each four elements along k, of TFloat one of each two: column[row][n] is where its n-th stands
+// in the whole A. Metadata are in the lanes that `selector` chooses (PTX ISA, "Matrix fragments for mma.sp"; CUTLASS,
 // cute/atom/mma_traits_sm90_gmma_sparse.hpp), `k` is that of the whole A.
 struct Chosen {
   u8 column[16][MAX_K / 2];

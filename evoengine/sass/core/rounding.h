@@ -57,25 +57,33 @@ inline u64 carried_nan(u64 x, u64 y, u64 z) {
 struct Add {
   static constexpr int SOURCES = 2;
   template <class T>
-  static T of(T x, T y, T) { return x + y; }
+  static T of(T x, T y, T) {
+    return x + y;
+  }
 };
 struct Multiply {
   static constexpr int SOURCES = 2;
   template <class T>
-  static T of(T x, T y, T) { return x * y; }
+  static T of(T x, T y, T) {
+    return x * y;
+  }
 };
 struct MultiplyAdd {
   static constexpr int SOURCES = 3;
   template <class T>
-  static T of(T x, T y, T z) { return std::fma(x, y, z); }
+  static T of(T x, T y, T z) {
+    return std::fma(x, y, z);
+  }
 };
 
 // Comparisons of floats: the first eight hold for ordered values, U… also where one is NaN.
+// clang-format off: a list of names
 enum FloatOrder {
   F_LT, F_EQ, F_LE, F_GT, F_NE, F_GE, F_NUM, F_NAN, F_LTU, F_EQU, F_LEU, F_GTU, F_NEU, F_GEU, F_F, F_T
 };
-inline const char* const FLOAT_ORDERS[] = {"LT",  "EQ",  "LE",  "GT",  "NE",  "GE",  "NUM", "NAN", "LTU",
-                                           "EQU", "LEU", "GTU", "NEU", "GEU", "F",   "T",   nullptr};
+// clang-format on
+inline const char* const FLOAT_ORDERS[] = {"LT",  "EQ",  "LE",  "GT",  "NE",  "GE", "NUM", "NAN",  "LTU",
+                                           "EQU", "LEU", "GTU", "NEU", "GEU", "F",  "T",   nullptr};
 
 // `x(l)` and `y(l)` give the lanes' values.
 template <class X, class Y>

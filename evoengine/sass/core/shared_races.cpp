@@ -6,7 +6,8 @@ namespace sass {
 
 namespace {
 
-// A write: bytes of the word in bits 0–3, lane 4–8, instruction 9–27, atomic 28, others in `more` 29, agent 30–39, time.
+// A write: bytes of the word in bits 0–3, lane 4–8, instruction 9–27, atomic 28, others in `more` 29, agent 30–39,
+// time.
 u64 write_entry(u32 agent, u32 time, u32 index, u32 lane, bool atomic, u32 bytes) {
   return u64(time) << 40 | u64(agent) << 30 | u64(atomic) << 28 | u64(index & 0x7ffff) << 9 | lane << 4 | bytes;
 }
@@ -27,11 +28,11 @@ constexpr u32 OFFSET = 0xffffff;
 // Who touches shared memory, and what it has seen.
 struct Order::Toucher {
   const Order& order;
-  u32 index;           // of the instruction
-  u32 rank;            // whose memory
-  u32 agent;           // that the touch is laid to
+  u32 index;  // of the instruction
+  u32 rank;   // whose memory
+  u32 agent;  // that the touch is laid to
   u32 time;
-  const u32* seen;     // what was seen by whoever began it
+  const u32* seen;  // what was seen by whoever began it
   Touch kind = Touch::Read;
   const View* proxy = nullptr;  // of the asynchronous proxy: what other writes must have been fenced in
   const u8* memory = nullptr;   // the block's bytes
@@ -45,13 +46,13 @@ struct Order::Toucher {
     if (kind != AgentKind::Lanes && kind != AgentKind::Copies) return true;
     return (writer < proxy->fenced.size() && proxy->fenced[writer] >= at) || is_exchanged(entry);
   }
-  // Whether an mbarrier's init by SYNCS.EXCH came before a barrier. PTX asks for a proxy fence there too; but the exchange
-  // returns what was in memory, so it is over when its warp arrives. Of 4e9 bytes that an H100 loaded by TMA behind init
-  // and barrier none was overwritten, of as many behind init alone 0.02 % (benchmarks/notes/h100.md).
+  // Whether an mbarrier's init by SYNCS.EXCH came before a barrier. PTX asks for a proxy fence there too; but the
+  // exchange returns what was in memory, so it is over when its warp arrives. Of 4e9 bytes that an H100 loaded by TMA
+  // behind init and barrier none was overwritten, of as many behind init alone 0.02 % (benchmarks/notes/h100.md).
   bool is_exchanged(u64 entry) const {
     const u32 writer = writer_agent(entry);
     if (kind != Touch::Write || order.agents[writer].arrived < writer_time(entry)) return false;
-    return order.world.program.code[u32(entry >> 9) & 0x7ffff].opcode.starts_with("SYNCS");
+    return order.world.program.code[u32(entry >> 9) & 0x7ffff].op == Op::SYNCS;
   }
   // Whether the lane stores what is there already.
   bool stores_the_same(u32 offset, u32 bytes, u32 lane) const {
@@ -63,7 +64,8 @@ struct Order::Toucher {
 };
 
 void Order::race(const Toucher& t, u32 rank, u32 offset, u32 lane, u64 entry, bool wrote) const {
-  u32 agent = t.agent, index = u32(entry >> (wrote ? 9 : 21)) & 0x7ffff, other_lane = u32(entry >> (wrote ? 4 : 16)) & 31;
+  u32 agent = t.agent, index = u32(entry >> (wrote ? 9 : 21)) & 0x7ffff,
+      other_lane = u32(entry >> (wrote ? 4 : 16)) & 31;
   if (wrote) agent = writer_agent(entry);
   else {
     const SharedShadow& s = shadows[rank];
@@ -74,7 +76,8 @@ void Order::race(const Toucher& t, u32 rank, u32 offset, u32 lane, u64 entry, bo
   const Instruction& other = world.program.code[index];
   const bool unfenced = wrote && t.proxy && t.seen[agent] >= writer_time(entry);
   char place[96];
-  snprintf(place, sizeof place, "lane %u %s shared address 0x%x", lane, t.kind == Touch::Read ? "reads" : "writes", offset);
+  snprintf(place, sizeof place, "lane %u %s shared address 0x%x", lane, t.kind == Touch::Read ? "reads" : "writes",
+           offset);
   std::string text = place;
   if (cluster.blocks.size() > 1) text += " of block " + std::to_string(rank) + " of the cluster";
   char at[64];
@@ -83,7 +86,9 @@ void Order::race(const Toucher& t, u32 rank, u32 offset, u32 lane, u64 entry, bo
   std::string of = " of warp " + std::to_string(a.warp);
   if (cluster.blocks.size() > 1) of += " of block " + std::to_string(a.rank);
   switch (a.kind) {
-    case AgentKind::Lanes: text += (wrote ? " writes in lane " : " reads in lane ") + std::to_string(other_lane) + of; break;
+    case AgentKind::Lanes:
+      text += (wrote ? " writes in lane " : " reads in lane ") + std::to_string(other_lane) + of;
+      break;
     case AgentKind::Copies: text += of + " writes"; break;
     case AgentKind::Transfer: text += " writes"; break;
     case AgentKind::Products: text += " of the warpgroup of warp " + std::to_string(a.warp) + " reads"; break;
@@ -105,8 +110,9 @@ void Order::misses(const FarTouch& touch, u32 rank, const char* what) const {
   char at[64];
   snprintf(at, sizeof at, "` at 0x%x", i.address);
   throw Fault{"block " + std::to_string(rank) + " of the cluster " + what + ", whose shared memory `" + i.text + at +
-                  (touch.kind == Touch::Read ? " reads" : " writes") + " in lane " + std::to_string(touch.lane) + " of warp " +
-                  std::to_string(a.warp) + " of block " + std::to_string(a.rank) + ": nothing orders the two",
+                  (touch.kind == Touch::Read ? " reads" : " writes") + " in lane " + std::to_string(touch.lane) +
+                  " of warp " + std::to_string(a.warp) + " of block " + std::to_string(a.rank) +
+                  ": nothing orders the two",
               false, true};
 }
 
@@ -163,7 +169,8 @@ void Order::check_before_write(const Toucher& t, SharedShadow& s, u32 offset, u3
     for (u32 id = u32(__builtin_ctzll(rest)); id < s.has_read.size(); id += 64) {
       if (!s.has_read[id]) continue;
       const u64 entry = s.reads[id][line];
-      if (id != t.agent && read_time(entry) > t.seen[id] && (entry & touched)) race(t, t.rank, offset, lane, entry, false);
+      if (id != t.agent && read_time(entry) > t.seen[id] && (entry & touched))
+        race(t, t.rank, offset, lane, entry, false);
     }
 }
 
@@ -197,7 +204,8 @@ void Order::place_write(const Toucher& t, SharedShadow& s, u32 offset, u32 bytes
 
 // ── warps ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-void Order::touch(const Warp& w, const Instruction& i, Touch kind, u32 lanes, const u32* addresses, u32 bytes, const Lanes* data) {
+void Order::touch(const Warp& w, const Instruction& i, Touch kind, u32 lanes, const u32* addresses, u32 bytes,
+                  const Lanes* data) {
   if (agents.size() == 1 && !world.proxies) return;
   const u32 id = agent_of(w), index = index_of(i);
   Toucher t{*this, index, 0, id, agents[id].time, agents[id].view.seen.data(), kind};

@@ -13,32 +13,32 @@ namespace sass {
 
 constexpr int PARTS = 4;
 constexpr double NEVER = 1e18;
-constexpr double SECTOR = 32;               // bytes of a cache line that are fetched together
+constexpr double SECTOR = 32;                // bytes of a cache line that are fetched together
 constexpr u64 LOCAL_ADDRESSES = 1ull << 60;  // where spills of an SM's warps lie among global addresses
 constexpr double READ_WINDOW = 3;            // clocks in which an arithmetic instruction reads its sources
 constexpr double PORT_BYTES = 128;           // of shared memory per clock: 32 banks of 4 bytes
 constexpr int LADDER = 7;                    // wgmmas that issue at `hgmma_issue`; those behind them more slowly,
 constexpr double TOGETHER = 32;              // clocks within which fences are one
-constexpr double LADDER_RESET = 64;          // until so many clocks have passed without one (FlashGPU-Sim, PARAMETERS.md)
+constexpr double LADDER_RESET = 64;  // until so many clocks have passed without one (FlashGPU-Sim, PARAMETERS.md)
 
 // A warp on an SM, with what it waits for.
 struct Slot {
   std::unique_ptr<Context> context;
   Warp* warp;
   int part, sm;
-  u64 age;                  // of its block: lower is older
-  double issued = -1;       // last
-  double fixed = 0;         // from stall count and branches
-  double ready = 0;         // with scoreboards
+  u64 age;             // of its block: lower is older
+  double issued = -1;  // last
+  double fixed = 0;    // from stall count and branches
+  double ready = 0;    // with scoreboards
   double scoreboard[6] = {};
   bool long_scoreboard[6] = {};
-  bool waited = false;      // at a barrier or for asynchronous work, since its last issue
+  bool waited = false;  // at a barrier or for asynchronous work, since its last issue
   double wait_over = 0;
   Wait::Kind waited_for = Wait::Kind::None;
   bool pipe_busy = false;
   double last_landing[4] = {};  // per queue: work lands in order
   u64 polled = 0;
-  int ladder = 0;               // wgmmas issued behind one another
+  int ladder = 0;  // wgmmas issued behind one another
   double last_product = -NEVER;
 };
 
@@ -63,16 +63,16 @@ struct Asked {
 
 struct Sm {
   Part parts[PARTS];
-  double started = -NEVER;                // when its last block's first warp did
-  double barriers = 0;                    // until when arrivals at barriers are taken, one after the other
+  double started = -NEVER;  // when its last block's first warp did
+  double barriers = 0;      // until when arrivals at barriers are taken, one after the other
   double lsu = 0, l2 = 0, dram = 0, tma = 0;
-  double unwritten = 0;                   // clocks of the DRAM for what was stored and is in the L2 still
-  double adrift = 0;                      // clocks by which blocks that ended at unlike times have moved SMs from one another
-  double apart = 0;                       // clocks by which waiting for the DRAM has moved SMs from one another
-  double met = 0;                         // the same by waiting for slices of the L2 that combine
-  double l2_in = 0;                       // what SMs send to the L2 travels apart from what they get of it
-  double sent = 0;                        // until when the SM itself sends what it stores
-  double apart_in = 0;                    // as `apart`, by waiting for the L2 to take what SMs store
+  double unwritten = 0;  // clocks of the DRAM for what was stored and is in the L2 still
+  double adrift = 0;     // clocks by which blocks that ended at unlike times have moved SMs from one another
+  double apart = 0;      // clocks by which waiting for the DRAM has moved SMs from one another
+  double met = 0;        // the same by waiting for slices of the L2 that combine
+  double l2_in = 0;      // what SMs send to the L2 travels apart from what they get of it
+  double sent = 0;       // until when the SM itself sends what it stores
+  double apart_in = 0;   // as `apart`, by waiting for the L2 to take what SMs store
   double misses_l2 = 0, misses_dram = 0;  // until when l2 and dram work for loads and stores, TMA's boxes left out
   std::vector<Asked> asked;               // per allocation, in sectors
   double fenced = -NEVER, fence = 0;      // when the fence of the GPU that is under way began, and until when it is
@@ -82,8 +82,9 @@ struct Sm {
   double traffic = 0;                     // of the running wgmma's clocks those in which its sums move: 1 at full rate
   Product running;                        // the wgmma that computes
   std::map<const Warp*, std::deque<Product>> begun;  // by warpgroup
-  std::deque<Product> waiting;            // for the tensor cores
-  std::unordered_map<u64, double> combined;  // by what lies in a slice of the L2 together: until when it works on atomics
+  std::deque<Product> waiting;                       // for the tensor cores
+  // by what lies in a slice of the L2 together: until when it works on atomics
+  std::unordered_map<u64, double> combined;
   int next_part = 0;
   std::unique_ptr<L1> l1;
 };

@@ -69,7 +69,8 @@ double Timing::load_box(Slot& slot, const Completion& work) {
     sm.port = std::max(sm.port, now) + work.bytes / PORT_BYTES;
     result.l2 += l2;
     double arrives = std::max(sm.tma, sm.l2) + rates.tma_latency;
-    if (dram) arrives = std::max(arrives, std::max(sm.dram, now) + rates.tma_latency + dram_latency() - rates.l2_latency);
+    if (dram)
+      arrives = std::max(arrives, std::max(sm.dram, now) + rates.tma_latency + dram_latency() - rates.l2_latency);
     latest = std::max(latest, arrives);
   }
   return latest + (reached > 1 ? rates.multicast_latency : 0);
@@ -142,8 +143,8 @@ void Timing::start_product(Sm& sm) {
   events.push({sm.tensor, order++, nullptr, &sm});
 }
 
-// A wgmma leaves some turns at the register file to others. Where FP32 instructions took more, it is late by as much; the
-// four sub-cores compute it together, so the one that is latest holds up the others.
+// A wgmma leaves some turns at the register file to others. Where FP32 instructions took more, it is late by as much;
+// the four sub-cores compute it together, so the one that is latest holds up the others.
 void Timing::end_product(Sm& sm) {
   double taken = 0;
   for (Part& part : sm.parts) taken = std::max(taken, part.taken);

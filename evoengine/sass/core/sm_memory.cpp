@@ -15,13 +15,14 @@ int partial(const Access& access, const u64* sectors, int count) {
   int found = 0;
   for (int n = 0; n < count; n++) {
     int bytes = 0;
-    for (u32 rest = access.lanes; rest; rest &= rest - 1) bytes += access.addresses[__builtin_ctz(rest)] >> 5 == sectors[n] ? access.bytes : 0;
+    for (u32 rest = access.lanes; rest; rest &= rest - 1)
+      bytes += access.addresses[__builtin_ctz(rest)] >> 5 == sectors[n] ? access.bytes : 0;
     found += bytes < SECTOR;
   }
   return found;
 }
 
-constexpr int TAGS = 4;  // lines that the L1 looks up in a clock
+constexpr int TAGS = 4;   // lines that the L1 looks up in a clock
 constexpr int SLICE = 8;  // log2 of the bytes side by side that lie in one slice of the L2 (Accel-Sim, dramid@8)
 constexpr int SECTOR_WORDS = 8;
 
@@ -29,9 +30,12 @@ constexpr int SECTOR_WORDS = 8;
 
 int Timing::allocation_at(u64 address) {
   const std::vector<Allocation>& all = memory.allocations;
-  auto holds = [&](size_t n) { return n < all.size() && address >= all[n].address && address < all[n].address + all[n].bytes; };
+  auto holds = [&](size_t n) {
+    return n < all.size() && address >= all[n].address && address < all[n].address + all[n].bytes;
+  };
   if (!holds(found)) {
-    auto after = std::upper_bound(all.begin(), all.end(), address, [](u64 at, const Allocation& a) { return at < a.address; });
+    auto after =
+        std::upper_bound(all.begin(), all.end(), address, [](u64 at, const Allocation& a) { return at < a.address; });
     found = after == all.begin() ? all.size() : after - 1 - all.begin();
     if (!holds(found)) found = all.size();  // local memory
   }
@@ -65,12 +69,13 @@ double Timing::dram_latency() const {
   return rates.dram_latency * (1 + rates.dram_loaded_delay * use * use);
 }
 
-// Whether the sectors just asked for are under way from the DRAM, for this SM or for others that ask for the same at the
-// same time.
+// Whether the sectors just asked for are under way from the DRAM, for this SM or for others that ask for the same at
+// the same time.
 bool Timing::misses_l2(Sm& sm, int allocation, double sectors) {
   bool local = size_t(allocation) >= request.traffic.size();
   Asked& asked = sm.asked[allocation];
-  double share = local ? rates.local_from_dram : request.traffic[allocation].loads_from_dram * request.traffic[allocation].in_step;
+  double share =
+      local ? rates.local_from_dram : request.traffic[allocation].loads_from_dram * request.traffic[allocation].in_step;
   if (std::fma(std::min(1.0, share), asked.loaded, -asked.missed) < 0.5 * sectors) return false;
   asked.missed += sectors;
   return true;
@@ -83,10 +88,10 @@ void Timing::write_back(Sm& sm, double start) {
   sm.dram += written;
 }
 
-// Loads wait for an SM's share of the DRAM, and in turns for what is written back. SMs whose warps once had to wait for one
-// another's loads do not ask at the same time again: each goes on when it was served. So a share that was idle for no
-// longer than the longest wait so far is had later. Copies that run `ahead` of what needs them hide such waits, and leave
-// SMs in step until their first blocks have ended.
+// Loads wait for an SM's share of the DRAM, and in turns for what is written back. SMs whose warps once had to wait for
+// one another's loads do not ask at the same time again: each goes on when it was served. So a share that was idle for
+// no longer than the longest wait so far is had later. Copies that run `ahead` of what needs them hide such waits, and
+// leave SMs in step until their first blocks have ended.
 void Timing::load_dram(Sm& sm, double start, double clocks, bool ahead) {
   write_back(sm, start);
   double turn = std::min(sm.unwritten, clocks);
@@ -146,8 +151,8 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
 }
 
 // When the L2 has taken the sectors. An SM sends one a clock, or a part of one every two clocks. Where all SMs store at
-// once, the L2 takes them more slowly; SMs that had to wait for one another then do not store at the same time again, so a
-// share that was idle for no longer than the longest wait so far is had later, as of the DRAM.
+// once, the L2 takes them more slowly; SMs that had to wait for one another then do not store at the same time again,
+// so a share that was idle for no longer than the longest wait so far is had later, as of the DRAM.
 double Timing::store(Sm& sm, const Access& access, const u64* sectors, int count, double start, bool local) {
   int lines = 0;
   for (int n = 0; n < count; n++) lines += n == 0 || sectors[n] >> 2 != sectors[n - 1] >> 2;
@@ -168,8 +173,9 @@ double Timing::store(Sm& sm, const Access& access, const u64* sectors, int count
   return taken;
 }
 
-// When a slice of the L2 has combined a sector with what comes for it, `turns` times, for all SMs that change the sector.
-// SMs that met there once do not meet there again: as of the DRAM, time for which a slice was idle is had later.
+// When a slice of the L2 has combined a sector with what comes for it, `turns` times, for all SMs that change the
+// sector. SMs that met there once do not meet there again: as of the DRAM, time for which a slice was idle is had
+// later.
 double Timing::combine(Sm& sm, int allocation, u64 sector, double turns, double start) {
   double sharers = size_t(allocation) < request.traffic.size() ? request.traffic[allocation].sharers : 1;
   double& until = sm.combined[sector >> (SLICE - 5)];
@@ -244,14 +250,16 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
     copy = access;
     for (u32 rest = access.lanes; rest; rest &= rest - 1) {
       int lane = __builtin_ctz(rest);
-      copy.addresses[lane] = LOCAL_ADDRESSES + (u64(slot.age * 64 + slot.warp->number) << 24) + access.addresses[lane] / 4 * 128 + lane * 4;
+      copy.addresses[lane] = LOCAL_ADDRESSES + (u64(slot.age * 64 + slot.warp->number) << 24) +
+                             access.addresses[lane] / 4 * 128 + lane * 4;
     }
     own = &copy;
   }
   u64 sectors[4 * LANES];
   int line_count = lines(*own), sector_count = pieces(*own, 5, sectors);
   double bytes = double(__builtin_popcount(access.lanes)) * access.bytes;
-  double takes = std::max({rates.sm_memory_interval, std::ceil(double(line_count) / TAGS), double(wavefronts(*own)), std::ceil(bytes / rates.l1_bytes_per_clock)});
+  double takes = std::max({rates.sm_memory_interval, std::ceil(double(line_count) / TAGS), double(wavefronts(*own)),
+                           std::ceil(bytes / rates.l1_bytes_per_clock)});
   if (access.asynchronous) takes += access.torn * rates.torn_copy_clocks;
   sm.lsu = start + takes;
   sm.port = std::max(sm.port, start) + takes;
@@ -264,7 +272,8 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
     done = local ? sm.lsu + rates.l1_latency : taken;
     for (int n = 0; local && n < sector_count; n++) sm.l1->fetched(sectors[n], sm.lsu);
   } else {
-    done = std::max(sm.lsu + rates.l1_latency, fetch(sm, sectors, sector_count, start, access.cached && !access.atomic, access.asynchronous));
+    done = std::max(sm.lsu + rates.l1_latency,
+                    fetch(sm, sectors, sector_count, start, access.cached && !access.atomic, access.asynchronous));
     if (access.asynchronous) {
       double again = access.torn * rates.torn_copy_sectors * SECTOR / rates.l2_private_bytes_per_clock;
       sm.misses_l2 = sm.l2 = std::max(sm.l2, start - rates.l2_burst) + again;

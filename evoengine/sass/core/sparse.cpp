@@ -30,8 +30,7 @@ u8* Sparse::page(u64 number) {
     found.reset(new u8[PAGE]);
     if (given)
       std::memcpy(found.get(), pool->pages + mixed(number ^ u64(argument + 1) << 48) % pool->count * PAGE, PAGE);
-    else
-      std::memset(found.get(), kind == SparseKind::Zeroed ? 0 : UNWRITTEN, PAGE);
+    else std::memset(found.get(), kind == SparseKind::Zeroed ? 0 : UNWRITTEN, PAGE);
   }
   last = number;
   return last_page = found.get();

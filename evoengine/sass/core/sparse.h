@@ -1,6 +1,6 @@
 // Tensors too large to be held: a page is there once something has touched it. Of an input, or one that is written in
-// place, it is a page of the launch's pool, chosen by a hash of tensor and page; of an output and of scratch memory it is
-// what nothing has written.
+// place, it is a page of the launch's pool, chosen by a hash of tensor and page; of an output and of scratch memory it
+// is what nothing has written.
 #pragma once
 
 #include <memory>

@@ -22,17 +22,17 @@ struct TensorMap {
   u32 dims[5];
   u16 box[5];
   u8 element_bytes, rank, type;
-  u16 swizzle;     // bytes; 16 for none
-  bool nan;        // whether what lies outside of the tensor reads as NaN
+  u16 swizzle;  // bytes; 16 for none
+  bool nan;     // whether what lies outside of the tensor reads as NaN
 
   u32 row_bytes() const { return u32(box[0]) * element_bytes; }
   u32 rows() const { return u32(box[1]) * box[2] * box[3] * box[4]; }
   u32 bytes() const { return row_bytes() * rows(); }
 };
 
-// The 128 bytes of a tensor map as hardware has them, by what ptxas makes of `tensormap.replace`: address, then a word of
-// fields, four strides in units of 16 bytes, their upper four bits, five dims less one, and element strides (three bits
-// each) and boxes (bytes) less one.
+// The 128 bytes of a tensor map as hardware has them, by what ptxas makes of `tensormap.replace`: address, then a word
+// of fields, four strides in units of 16 bytes, their upper four bits, five dims less one, and element strides (three
+// bits each) and boxes (bytes) less one.
 struct Packed {
   u64 address;
   u32 fields, strides[4], upper, dims[5], element_strides_and_box, boxes;
@@ -81,12 +81,9 @@ TensorMap map_at(Context& c, u64 address, u32 rank, const Instruction& i) {
   if (address % 64) throw Fault{named(i) + place + "is not at a multiple of 64"};
   const std::vector<u8>& bank = c.machine.banks[0];
   u64 offset = address - CONSTANT_WINDOW;
-  if (address < CONSTANT_WINDOW || offset > 0xffffffff)
-    c.machine.memory.load(address, &packed, MAP_BYTES);
-  else if (offset + MAP_BYTES <= bank.size())
-    std::memcpy(&packed, bank.data() + offset, MAP_BYTES);
-  else
-    throw Fault{named(i) + place + "is outside of the parameters"};
+  if (address < CONSTANT_WINDOW || offset > 0xffffffff) c.machine.memory.load(address, &packed, MAP_BYTES);
+  else if (offset + MAP_BYTES <= bank.size()) std::memcpy(&packed, bank.data() + offset, MAP_BYTES);
+  else throw Fault{named(i) + place + "is outside of the parameters"};
   const TensorMap map = unpacked(packed);
   const bool strided = packed.element_strides_and_box & 0x7fff;
   if (map.rank > 5 || !map.address || map.address % 16) throw Fault{named(i) + place + "is none"};
@@ -224,8 +221,8 @@ void order_global(Order& order, Context& c, const Instruction& i, Touch kind, u6
                            std::min(bytes, a.address + a.bytes - address));
 }
 
-// Orders what a store writes to global memory. Where another store to it is not ordered, that one lands, which it may at
-// any time, so that the contents can be compared.
+// Orders what a store writes to global memory. Where another store to it is not ordered, that one lands, which it may
+// at any time, so that the contents can be compared.
 void order_global_store(Order& order, Context& c, const Instruction& i, u64 address, const u8* contents, u64 bytes) {
   GlobalMemory& memory = c.machine.memory;
   const Allocation& a = memory.find(address, bytes, true);
@@ -277,7 +274,6 @@ Step load_tile(Context& c, const Instruction& i) {
   c.machine.begin(std::move(work));
   return Step::Done;
 }
-
 
 // Combines elements with those in memory by the instruction's operation, c less one.
 void combine_row(GlobalMemory& memory, const TensorMap& m, const Instruction& by, u64 to, const u8* from, u32 bytes) {
@@ -439,8 +435,8 @@ Execute prepare_tensor_load(Instruction& i) {
 Execute prepare_tensor_store(Instruction& i) {
   Modifiers m(i);
   bool rank = take_rank(m, i);
-  bool operands = operands_without_hint(i) == 2 && is_uniform_address(i.operands[0]) &&
-                  is_uniform_address(i.operands[1]);
+  bool operands =
+      operands_without_hint(i) == 2 && is_uniform_address(i.operands[0]) && is_uniform_address(i.operands[1]);
   return rank && operands && m.none_left() ? store_tile : nullptr;
 }
 
@@ -448,8 +444,8 @@ Execute prepare_tensor_reduction(Instruction& i) {
   Modifiers m(i);
   i.c = take_operation(m) + 1;
   bool rank = take_rank(m, i);
-  bool operands = operands_without_hint(i) == 2 && is_uniform_address(i.operands[0]) &&
-                  is_uniform_address(i.operands[1]);
+  bool operands =
+      operands_without_hint(i) == 2 && is_uniform_address(i.operands[0]) && is_uniform_address(i.operands[1]);
   return i.c && rank && operands && m.none_left() ? store_tile : nullptr;
 }
 

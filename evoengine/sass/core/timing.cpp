@@ -9,12 +9,6 @@ namespace sass {
 
 namespace {
 
-bool is_group_product(const Instruction& i) { return i.opcode[1] == 'G'; }  // HGMMA, IGMMA, QGMMA
-
-bool is(const Instruction& i, std::string_view name) {
-  return i.opcode.starts_with(name) && (i.opcode.size() == name.size() || i.opcode[name.size()] == '.');
-}
-
 // ULDC UR, c[bank][UR + offset]
 bool has_uniform_index(const Instruction& i) {
   return i.operands.size() > 1 && i.operands[1].kind == Operand::Kind::Constant && i.operands[1].uniform >= 0;
@@ -43,7 +37,8 @@ void Timing::start_cluster(double at) {
       slot->age = age;
       // warps go to sub-partitions by their number: wgmma needs the four of a warpgroup on four of them
       slot->part = int(w.number + (block.warps.size() % PARTS ? age : 0)) % PARTS;
-      slot->ready = slot->fixed = sm.started + 2 * w.number / PARTS;
+      const int turn = 2 * w.number / PARTS;
+      slot->ready = slot->fixed = sm.started + turn;
       slot->issued = slot->ready - 1;
       sm.parts[slot->part].slots.push_back(slot.get());
       slots.push_back(std::move(slot));
@@ -147,30 +142,30 @@ bool Timing::issue(Sm& sm, Part& part) {
 void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, double& read) {
   bool two = rates.fma_interval < 2;
   switch (i.pipe) {
-    case Pipe::Fma:
-      occupy_fma(sm, part);
-      break;
-    case Pipe::FmaHeavy:
-      {
-        double interval = i.high ? std::max(rates.imad_interval, rates.imad_high_interval) : rates.imad_interval;
-        part.heavy = now + arithmetic(sm, interval);
-        result.fma += two ? interval / 2 : interval;
-      }
-      break;
+    case Pipe::Fma: occupy_fma(sm, part); break;
+    case Pipe::FmaHeavy: {
+      double interval = i.high ? std::max(rates.imad_interval, rates.imad_high_interval) : rates.imad_interval;
+      part.heavy = now + arithmetic(sm, interval);
+      result.fma += two ? interval / 2 : interval;
+    } break;
     case Pipe::Half:
-      part.half = now + arithmetic(sm, i.widens ? std::max(rates.half_interval, rates.widen_interval) : rates.half_interval);
+      part.half =
+          now + arithmetic(sm, i.widens ? std::max(rates.half_interval, rates.widen_interval) : rates.half_interval);
       break;
     case Pipe::Alu:
       part.alu = now + arithmetic(sm, rates.alu_interval);
       result.alu += rates.alu_interval;
       break;
-    case Pipe::Fp64: part.fp64 = now + rates.fp64_interval; done = now + rates.fp64_interval + 8; break;
+    case Pipe::Fp64:
+      part.fp64 = now + rates.fp64_interval;
+      done = now + rates.fp64_interval + 8;
+      break;
     case Pipe::Mufu:
       occupy_mufu(sm, part, done, read);
-      if (is(i, "REDUX")) done += rates.redux_latency - rates.mufu_latency;
+      if (i.op == Op::REDUX) done += rates.redux_latency - rates.mufu_latency;
       break;
     case Pipe::Branch:
-      if (is(i, "BAR")) sm.barriers = std::max(sm.barriers, now) + rates.barrier_interval;
+      if (i.op == Op::BAR) sm.barriers = std::max(sm.barriers, now) + rates.barrier_interval;
       break;
     case Pipe::Uniform:
       part.uniform = now + rates.uniform_interval;
@@ -190,8 +185,9 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
     case Pipe::Memory:
       part.memory = now + rates.memory_interval;
       result.memory += rates.memory_interval;
-      if (is(i, "MOVM")) sm.lsu = std::max(sm.lsu, now) + rates.wavefront_clocks;  // through shared memory's crossbar
-      done = now + (i.opcode[0] == 'S' && i.opcode[1] == 'Y' ? rates.mbarrier_latency : rates.shuffle_latency);
+      if (i.op == Op::MOVM)
+        sm.lsu = std::max(sm.lsu, now) + rates.wavefront_clocks;  // through shared memory's crossbar
+      done = now + (i.op == Op::SYNCS ? rates.mbarrier_latency : rates.shuffle_latency);
       read = now + 8;
       break;
     default: break;
@@ -233,7 +229,7 @@ double Timing::issue_gap(Slot& slot, const Instruction& i) {
 
 // Warps that ask for a fence at the same time get it together; one that asks while another is under way waits longer.
 double Timing::fence_latency(Sm& sm) {
-  bool with_others = now < sm.fenced + TOGETHER, busy = sm.fence > now;
+  bool with_others = now<sm.fenced + TOGETHER, busy = sm.fence> now;
   if (!with_others) sm.fenced = now;
   double latency = busy && !with_others ? rates.membar_busy_latency : rates.membar_latency;
   sm.fence = std::max(sm.fence, now + latency);
@@ -242,8 +238,8 @@ double Timing::fence_latency(Sm& sm) {
 
 // Clocks for which a fence or a barrier of a cluster holds its warp up at least.
 double Timing::latency_of_order(Sm& sm, const Instruction& i) {
-  if (i.pipe == Pipe::Memory) return i.a && i.opcode.starts_with("MEMBAR") ? fence_latency(sm) : 0;
-  return i.pipe == Pipe::Uniform && i.opcode.starts_with("UCGABAR_WAIT") ? rates.cluster_barrier_latency : 0;
+  if (i.pipe == Pipe::Memory) return i.a && i.op == Op::MEMBAR ? fence_latency(sm) : 0;
+  return i.pipe == Pipe::Uniform && i.op == Op::UCGABAR_WAIT ? rates.cluster_barrier_latency : 0;
 }
 
 void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int index) {
@@ -256,9 +252,10 @@ void Timing::issued(Sm& sm, Part& part, Slot& slot, const Instruction& i, int in
   double done = now + 5, read = now + 3;
   bool far = false;
   occupy(sm, part, i, done, read);
-  if (i.opcode == "CCTL.IVALL") sm.l1->forget();
+  if (i.op == Op::CCTL && i.opcode == "CCTL.IVALL") sm.l1->forget();
   const Access& access = slot.context->access;
-  if (access.space != Access::Space::None && !access.asynchronous && access.lanes) touch(sm, slot, access, done, read, far);
+  if (access.space != Access::Space::None && !access.asynchronous && access.lanes)
+    touch(sm, slot, access, done, read, far);
   for (auto [barrier, at] : {std::pair{i.write_barrier, done}, {i.read_barrier, read}}) {
     if (barrier > 5) continue;
     if (at > slot.scoreboard[barrier]) slot.long_scoreboard[barrier] = far;
@@ -305,7 +302,8 @@ void Timing::attribute(Slot& slot, int index) {
   u8 mask = program->code[index].wait_mask;
   double near = 0, far = 0;
   for (int n = 0; n < 6; n++)
-    if (mask >> n & 1) (slot.long_scoreboard[n] ? far : near) = std::max(slot.long_scoreboard[n] ? far : near, slot.scoreboard[n]);
+    if (mask >> n & 1)
+      (slot.long_scoreboard[n] ? far : near) = std::max(slot.long_scoreboard[n] ? far : near, slot.scoreboard[n]);
   until(near, Stall::ShortScoreboard);
   until(far, Stall::LongScoreboard);
   if (slot.waited) {
@@ -336,7 +334,8 @@ std::array<u8, 2> reads_of(const std::vector<Instruction>& code, size_t index) {
     bool kept = false;
     if (index > 0 && n < code[index - 1].operands.size()) {
       const Operand& before = code[index - 1].operands[n];
-      kept = (code[index - 1].reuse >> (n - 1) & 1) && before.kind == Operand::Kind::Register && before.index == o.index;
+      kept =
+          (code[index - 1].reuse >> (n - 1) & 1) && before.kind == Operand::Kind::Register && before.index == o.index;
     }
     if (!kept) reads[o.index & 1]++;
   }
@@ -358,8 +357,7 @@ Timing::Timing(const TimingRequest& asked, int sms) : request(asked), rates(aske
 void Timing::note_progress() {
   if (result.issued < next_note) return;
   next_note = result.issued + note_step;
-  result.progress.push_back(
-      {now, double(result.issued), result.tensor_work, result.stored, double(result.ended)});
+  result.progress.push_back({now, double(result.issued), result.tensor_work, result.stored, double(result.ended)});
   if (result.progress.size() < MOST_PROGRESS) return;
   for (size_t n = 0; 2 * n + 1 < result.progress.size(); n++) result.progress[n] = result.progress[2 * n + 1];
   result.progress.resize(MOST_PROGRESS / 2);
@@ -415,8 +413,8 @@ Timed Timing::simulate() {
   return result;
 }
 
-Timed time_sm(const Program& program, const Launch& launch, std::vector<Allocation> allocations, const std::vector<u8>* banks,
-              u64 seed, const TimingRequest& request) {
+Timed time_sm(const Program& program, const Launch& launch, std::vector<Allocation> allocations,
+              const std::vector<u8>* banks, u64 seed, const TimingRequest& request) {
   Timing machine(request, int(launch.cluster[0] * launch.cluster[1] * launch.cluster[2]));
   machine.program = &program;
   machine.launch = launch;

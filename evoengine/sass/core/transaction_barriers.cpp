@@ -66,8 +66,9 @@ u64 change_barrier(Block& from, u32 address, u32 arrivals, i64 transactions, u32
   if (b.transactions > MOST || b.transactions < -i64(MOST))
     fault(by, address, std::to_string(b.transactions) + " bytes expected of one phase, of " + std::to_string(MOST));
   if (arrivals > b.pending)
-    fault(by, address, std::to_string(arrivals) + " arrivals where the phase waits for " + std::to_string(b.pending) +
-                           " of " + std::to_string(b.expected));
+    fault(by, address,
+          std::to_string(arrivals) + " arrivals where the phase waits for " + std::to_string(b.pending) + " of " +
+              std::to_string(b.expected));
   b.pending -= arrivals;
   b.expected -= leaving;
   if (!b.pending && !b.transactions) {
@@ -238,8 +239,12 @@ Execute prepare_transaction_barrier(Instruction& i) {
     return known && m.none_left() && operands == 3 ? check_phase : nullptr;
   }
   if (!m.take("ARRIVE") || !m.take("TRANS64")) return nullptr;
-  i.a = m.take("A1T0") ? One : m.take("ART0") ? Many : m.take("A0TR") ? Bytes : m.take("A0TX") ? BytesCome
-        : m.take("A0T1") ? Copy : OneAndBytes;
+  i.a = m.take("A1T0")   ? One
+        : m.take("ART0") ? Many
+        : m.take("A0TR") ? Bytes
+        : m.take("A0TX") ? BytesCome
+        : m.take("A0T1") ? Copy
+                         : OneAndBytes;
   i.b = m.take("RED");
   i.c = m.take("OPTOUT");
   return m.none_left() && operands == 3 ? arrive : nullptr;

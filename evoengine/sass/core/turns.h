@@ -19,8 +19,8 @@ struct Random {  // SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorando
   u32 below(u32 n) { return u32(next() % n); }
 };
 
-constexpr u32 LATEST_COMER = 4;   // to a place, of the warps there, whose cluster lags
-constexpr u32 LONGEST_TURN = 64;  // instructions of one warp
+constexpr u32 LATEST_COMER = 4;     // to a place, of the warps there, whose cluster lags
+constexpr u32 LONGEST_TURN = 64;    // instructions of one warp
 constexpr u32 LONGEST_TICK = 1000;  // clocks between two reads of the clock
 
 // A cluster that runs.

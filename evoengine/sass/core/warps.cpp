@@ -135,12 +135,8 @@ Execute prepare_redux(Instruction& i) {
 }  // namespace
 
 const Opcode WARPS[] = {
-    {"VOTE", Pipe::Alu, prepare_vote},
-    {"VOTEU", Pipe::Uniform, prepare_vote},
-    {"SHFL", Pipe::Memory, prepare_shfl},
-    {"MATCH", Pipe::Mufu, prepare_match},
-    {"REDUX", Pipe::Mufu, prepare_redux},
-    {nullptr, Pipe::None, nullptr},
+    {"VOTE", Pipe::Alu, prepare_vote},    {"VOTEU", Pipe::Uniform, prepare_vote}, {"SHFL", Pipe::Memory, prepare_shfl},
+    {"MATCH", Pipe::Mufu, prepare_match}, {"REDUX", Pipe::Mufu, prepare_redux},   {nullptr, Pipe::None, nullptr},
 };
 
 }  // namespace sass

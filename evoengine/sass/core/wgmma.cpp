@@ -1,5 +1,6 @@
-// HGMMA, QGMMA of FP8 and IGMMA of 8-bit integers: products of a warpgroup, 64 x N x 32 bytes, from matrices in shared memory as their 64-bit descriptors tell (PTX
-// ISA, "Asynchronous warpgroup-level matrix shared memory layout"). Each warp forms its own 16 rows.
+// HGMMA, QGMMA of FP8 and IGMMA of 8-bit integers: products of a warpgroup, 64 x N x 32 bytes, from matrices in shared
+// memory as their 64-bit descriptors tell (PTX ISA, "Asynchronous warpgroup-level matrix shared memory layout"). Each
+// warp forms its own 16 rows.
 //
 // HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8].tnspA.tnspB, R24, UP0, gsb0: A's descriptor is in UR8 and UR9, B's in UR10
 // and UR11, also where A is in registers; without UP0 the sums begin at zero; gsb0 closes a group.
@@ -44,8 +45,8 @@ struct IssuedProduct {
   int n, k;
   Format format, format_b;
   bool integers, signed_a, signed_b, saturates;  // IGMMA
-  int d, c;              // first registers; c is RZ for sums that begin at zero
-  int a_register;        // -1: A is in shared memory
+  int d, c;                                      // first registers; c is RZ for sums that begin at zero
+  int a_register;                                // -1: A is in shared memory
   Descriptor a, b;
   bool sparse;
   int metadata, selector;  // of a sparse A; `k` is that of what is there of it
@@ -87,10 +88,8 @@ size_t compute_chunks(const IssuedProduct& p, const Descriptor& d, bool transpos
   u32 along[MAX_COLUMNS / 8];
   for (u32 n = 0; n < chunks.count; n++) {
     const u32 chunk = chunks.first + n;
-    if (per_row == 1)
-      along[n] = chunk * (transposed ? d.stride : d.leading);
-    else
-      along[n] = chunk / per_row * d.leading + chunk % per_row * CHUNK;
+    if (per_row == 1) along[n] = chunk * (transposed ? d.stride : d.leading);
+    else along[n] = chunk / per_row * d.leading + chunk % per_row * CHUNK;
   }
   const u32 across = per_row == 1 && transposed ? d.leading : d.stride;
   u32 highest = 0, *to = places;
@@ -240,7 +239,8 @@ void read_right(const IssuedProduct& p, Right& right) {
     for (int chunk = 0; chunk < chunks; chunk++)
       for (int odd = 0; odd < 2; odd++) {
         FourWords own[4];  // of each second column
-        for (int n = 0; n < 4; n++) std::memcpy(&own[n], shared + places[chunks * (column + 2 * n + odd) + chunk], CHUNK);
+        for (int n = 0; n < 4; n++)
+          std::memcpy(&own[n], shared + places[chunks * (column + 2 * n + odd) + chunk], CHUNK);
         transpose_words(own);
         for (int n = 0; n < 4; n++) std::memcpy(&words[4 * chunk + n][odd][column / 2], &own[n], sizeof own[n]);
       }
@@ -248,8 +248,7 @@ void read_right(const IssuedProduct& p, Right& right) {
     for (int odd = 0; odd < 2; odd++)
       if (p.format == Format::TFloat)
         to_floats(words[word][odd], right.of[word][odd], right.of[word + MAX_K / 2][odd], p.n / 2, p.format);
-      else
-        to_floats(words[word][odd], right.of[2 * word][odd], right.of[2 * word + 1][odd], p.n / 2, p.format);
+      else to_floats(words[word][odd], right.of[2 * word][odd], right.of[2 * word + 1][odd], p.n / 2, p.format);
 }
 
 Sums sums_of(const IssuedProduct& p) {
@@ -277,21 +276,14 @@ void form(const IssuedProduct& p) {
   Warp& w = *p.warp;
   if (w.block->done()) throw Fault{named(*p.by) + ": its block has ended without waiting for it"};
   if (p.integers) return form_of_integers(p);
-  if (p.a_register >= 0)
-    left_of_registers(left, w.r + p.a_register, 4, p.format, p.sign);
-  else
-    read_left(p, left);
-  if (p.sparse)
-    spread(left, int(whole_k(p)), chosen_columns(w.r[p.metadata], p.format, int(whole_k(p)), p.selector));
-  if (has_bytes(p.format))
-    read_right_bytes(p, right);
-  else
-    read_right(p, right);
+  if (p.a_register >= 0) left_of_registers(left, w.r + p.a_register, 4, p.format, p.sign);
+  else read_left(p, left);
+  if (p.sparse) spread(left, int(whole_k(p)), chosen_columns(w.r[p.metadata], p.format, int(whole_k(p)), p.selector));
+  if (has_bytes(p.format)) read_right_bytes(p, right);
+  else read_right(p, right);
   if (p.half_sums) return add_to_halves(w, p, left, right);
-  if (p.c == RZ)
-    std::memset(w.r + p.d, 0, sizeof(Lanes) * size_t(p.n / 2));
-  else if (p.c != p.d)
-    std::memmove(w.r + p.d, w.r + p.c, sizeof(Lanes) * size_t(p.n / 2));
+  if (p.c == RZ) std::memset(w.r + p.d, 0, sizeof(Lanes) * size_t(p.n / 2));
+  else if (p.c != p.d) std::memmove(w.r + p.d, w.r + p.c, sizeof(Lanes) * size_t(p.n / 2));
   multiply(w.r + p.d, left, right, p.n, int(whole_k(p)), sums_of(p));
 }
 
@@ -306,7 +298,7 @@ void order_reads(Order& order, const IssuedProduct& p) {
 
 constexpr int TRANSPOSED_A = 1, TRANSPOSED_B = 2, NEGATIVE_A = 4, NEGATIVE_B = 8;  // in Instruction::b
 constexpr int SUMS_IN_HALF = 16, CLOSES = 32, SATURATES = 64;
-enum { SIGNED_A = 1, SIGNED_B = 2, INTEGERS = 4 };  // in Instruction::d, of IGMMA; of others d is B's format
+enum { SIGNED_A = 1, SIGNED_B = 2, BYTES_ARE_INTEGERS = 4 };  // in Instruction::d, of IGMMA; of others d is B's format
 
 Step begin_product(Context& c, const Instruction& i) {
   Warp& w = c.warp;
@@ -317,10 +309,10 @@ Step begin_product(Context& c, const Instruction& i) {
   p.by = &i;
   p.n = i.a;
   p.format = Format(i.c);
-  p.integers = i.opcode[0] == 'I';
+  p.integers = i.op == Op::IGMMA;
   p.format_b = p.integers ? p.format : Format(i.d);
   p.signed_a = i.d & SIGNED_A, p.signed_b = i.d & SIGNED_B, p.saturates = i.b & SATURATES;
-  p.k = i.opcode[0] != 'H' ? 32 : p.format == Format::TFloat ? 8 : 16;
+  p.k = i.op != Op::HGMMA ? 32 : p.format == Format::TFloat ? 8 : 16;
   p.d = i.operands[0].index;
   p.c = i.operands[at + 1].index;
   for (size_t n = at + 2; n < i.operands.size(); n++)
@@ -397,7 +389,7 @@ bool known_operands(const Instruction& i) {
 
 // QGMMA.64x128x32.F32.E4M3.E5M2, IGMMA.64x128x32.S8.U8[.SAT]
 Execute prepare_byte_product(Instruction& i) {
-  const bool integers = i.opcode[0] == 'I';
+  const bool integers = i.op == Op::IGMMA;
   const std::vector<std::string>& m = i.modifiers;
   const size_t types = integers ? 1 : 2;
   auto is = [&](size_t n, const char* name) { return n < m.size() && m[n] == name; };
@@ -407,14 +399,15 @@ Execute prepare_byte_product(Instruction& i) {
   if (i.operands[1].kind == Operand::Kind::Register && i.operands[1].negate) i.b |= NEGATIVE_A;
   if (i.b & (integers ? ~0 : TRANSPOSED_A | TRANSPOSED_B)) return nullptr;
   if (integers) {
-    i.d = INTEGERS | (is(1, "S8") ? SIGNED_A : 0) | (is(2, "S8") ? SIGNED_B : 0);
+    i.d = BYTES_ARE_INTEGERS | (is(1, "S8") ? SIGNED_A : 0) | (is(2, "S8") ? SIGNED_B : 0);
     if (is(3, "SAT")) i.b |= SATURATES;
     if (!(i.d & SIGNED_A || is(1, "U8")) || !(i.d & SIGNED_B || is(2, "U8"))) return nullptr;
   } else {
     i.c = int(is(2, "E5M2") ? Format::E5M2 : Format::E4M3);
     i.d = int(is(3, "E5M2") ? Format::E5M2 : Format::E4M3);
     if (is(1, "F16")) i.b |= SUMS_IN_HALF;
-    const bool named = (is(1, "F16") || is(1, "F32")) && (is(2, "E5M2") || is(2, "E4M3")) && (is(3, "E5M2") || is(3, "E4M3"));
+    const bool named =
+        (is(1, "F16") || is(1, "F32")) && (is(2, "E5M2") || is(2, "E4M3")) && (is(3, "E5M2") || is(3, "E4M3"));
     if (!named) return nullptr;
   }
   if (i.operands.back().kind == Operand::Kind::GroupScoreboard) i.b |= CLOSES;
@@ -426,7 +419,7 @@ Execute prepare_byte_product(Instruction& i) {
 Execute prepare_group_product(Instruction& i) {
   Modifiers m(i);
   if (i.modifiers.empty() || !known_operands(i)) return nullptr;
-  if (i.opcode[0] != 'H') return prepare_byte_product(i);
+  if (i.op != Op::HGMMA) return prepare_byte_product(i);
   Format format = m.take("BF16") ? Format::BFloat : m.take("TF32") ? Format::TFloat : Format::Half;
   i.c = i.d = int(format);
   i.a = columns_of(i, format == Format::TFloat ? 8 : 16);

@@ -18,11 +18,11 @@ constexpr int UNSEEN = -1, MIXED = -2;
 struct GlobalAccess {
   u64 cluster;
   u32 agent, time;
-  int index;     // of the instruction
-  u32 rank;      // of the block in its cluster
+  int index;  // of the instruction
+  u32 rank;   // of the block in its cluster
   int warp, lane;
-  u8 strength;   // of the instruction: two strong ones do not race where their scopes take in each other's block
-  bool spread = false;   // of a load: whether its lanes load more than one address
+  u8 strength;          // of the instruction: two strong ones do not race where their scopes take in each other's block
+  bool spread = false;  // of a load: whether its lanes load more than one address
   int read_by = UNSEEN;  // of a write: the one instruction by which its agent had read all that it writes, or MIXED
 };
 
@@ -33,8 +33,8 @@ inline void raise(std::vector<u32>& to, const std::vector<u32>& from) {
 void raise(std::shared_ptr<const Foreign>& to, const std::shared_ptr<const Foreign>& from);
 bool covers(const std::vector<u32>& known, const std::vector<u32>& told);  // whether `told` would raise nothing
 
-// Last accesses to an allocation that a kernel may write, by words of four bytes: the number of the record in bits 4…, in
-// bits 0–3 which bytes it covers.
+// Last accesses to an allocation that a kernel may write, by words of four bytes: the number of the record in bits 4…,
+// in bits 0–3 which bytes it covers.
 struct Shadow {
   std::vector<u32> writer;
   std::vector<u32> reader;  // empty until something reads
@@ -47,10 +47,11 @@ struct Told {
   std::shared_ptr<const Foreign> others;
 };
 
-// Races that are looked for: none; all but those of replicas, or all. Warps of a block are replicas where they load the same
-// word of several by the same instruction and one of them then stores to it: compilers of tiles, such as Triton, let
-// several warps compute an element and one of them store it. What the others loaded is taken to go nowhere; a number that
-// all lanes load alike only where the program uses it for that store alone, since a branch may depend on it.
+// Races that are looked for: none; all but those of replicas, or all. Warps of a block are replicas where they load the
+// same word of several by the same instruction and one of them then stores to it: compilers of tiles, such as Triton,
+// let several warps compute an element and one of them store it. What the others loaded is taken to go nowhere; a
+// number that all lanes load alike only where the program uses it for that store alone, since a branch may depend on
+// it.
 enum class Races : u8 { None, NoReplicas, All };
 
 struct World {
@@ -58,9 +59,9 @@ struct World {
   const Launch& launch;
   std::vector<GlobalAccess> records;
   Races races = Races::All;
-  bool fences = false;   // whether the program has a fence that other clusters could see
-  bool talks = false;    // whether blocks may tell each other something: atomics, strong accesses
-  bool proxies = false;  // whether it has work of the asynchronous proxy
+  bool fences = false;                       // whether the program has a fence that other clusters could see
+  bool talks = false;                        // whether blocks may tell each other something: atomics, strong accesses
+  bool proxies = false;                      // whether it has work of the asynchronous proxy
   std::unordered_map<int, int> only_stores;  // see only_store_of: by the load's index, as far as it was asked for
   std::unordered_map<u64, std::map<u64, Told>> locations;  // address of an atomic → cluster → what it released there
 
