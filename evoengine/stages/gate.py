@@ -24,7 +24,16 @@ import numpy as np
 from evoengine.cuda_emulator.build import build
 from evoengine.cuda_emulator.declarations import blank_comments
 from evoengine.cuda_emulator.run import run_blocks, run_rounds
-from evoengine.devices.base import VISIT, Executed, KernelCrashed, KernelFailure, KernelHung, Round, RunRounds
+from evoengine.devices.base import (
+    VISIT,
+    Executed,
+    KernelCrashed,
+    KernelFailure,
+    KernelHung,
+    Round,
+    RunRounds,
+    ScratchParameter,
+)
 from evoengine.devices.pool import BlockLaunch, BlockTrace
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import (
@@ -339,7 +348,10 @@ def verify_blocks(
 def _judge_groups(
     workload: AnyWorkload, groups: Iterable[tuple[Grouped, Grouped]], run: RunBlocks, seed: int
 ) -> CaseResult | None:
-    """Return the result of groups of blocks that share tiles; None where no way to group them is right in small."""
+    """Return the result of groups of blocks that share tiles.
+
+    None where no way to group them is right in small, or where the groups of a launch of this size need others.
+    """
     for (small_case, small), (case, asked) in groups:
         try:
             if not check_blocks(workload, small_case, small, run(small, seed), seed).correct:
@@ -348,10 +360,20 @@ def _judge_groups(
             continue
         try:
             asked, traces = _run(asked, run, seed, unknown_cost=True)
+        except KernelHung:
+            continue  # they wait for blocks of other groups
+        try:
             return check_blocks(workload, case, asked, traces, seed)
         except NothingWritten as wrong:
-            return replace(failed(case, seed, str(wrong)), part=_judged_part(case, asked))
+            if not _left_in_scratch(asked, traces):
+                return replace(failed(case, seed, str(wrong)), part=_judged_part(case, asked))
     return None
+
+
+def _left_in_scratch(asked: BlockLaunch, traces: Sequence[BlockTrace]) -> bool:
+    """Return whether zeroed scratch memory is not zero behind some blocks, as counters are that other blocks end."""
+    zeroed = [a.name for a in asked.arguments if isinstance(a, ScratchParameter) and a.zeroed]
+    return any(held.any() for trace in traces for name in zeroed for _, held in trace.pages[name])
 
 
 def _run(asked: BlockLaunch, run: RunBlocks, seed: int, unknown_cost: bool) -> tuple[BlockLaunch, list[BlockTrace]]:
