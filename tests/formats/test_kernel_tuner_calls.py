@@ -253,7 +253,7 @@ def test_offsets_and_indices_are_drawn_as_the_script_has_them(tmp_path):
     }"""
     call = (
         "rows = np.concatenate([[0], np.sort(np.random.randint(0, 9000, n - 1)), [9000]]).astype(np.int32)\n"
-        "cols = np.random.randint(0, n, 9000).astype(np.int32)\n"
+        "cols = np.append(np.random.randint(0, n, 8998), [0, n - 1]).astype(np.int32)\n"
         "args = [c, rows, cols, np.random.randn(9000).astype(np.float32), a, n]\n"
         "tune_kernel('spmv', TEXT, n, args, {'block_size_x': [64, 128]})"
     )

@@ -32,8 +32,9 @@ PACKED = ["w4a16:m16,n4096,k4096,fp16,zeros", "w4a16:m4096,n4096,k4096,bf16,g32,
 
 
 ALL = 99
-CASES = [(problem, "sm_80", 1) for problem in (PROBLEMS[0], PROBLEMS[3])]
+CASES = [(problem, "sm_80", 1) for problem in (PROBLEMS[0], PROBLEMS[3])] + [(SEQUENCES[0], "sm_90a", 1)]
 CASES += more((problem, arch, ALL) for problem in (*PROBLEMS, *PACKED, *WINDOWS) for arch in ("sm_80", "sm_90a"))
+CASES += more((problem, "sm_90a", ALL) for problem in (*SEQUENCES, *GROUPS))
 """problem, architecture, and how many starts of each family are compiled at most"""
 
 
