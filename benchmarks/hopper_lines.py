@@ -127,7 +127,7 @@ def shared_atomics() -> Iterator[Bench]:
 
 
 def copies_out() -> Iterator[Bench]:
-    """Bulk stores and additions by the copy engine, of which four groups are under way."""
+    """Yield bulk stores and additions by the copy engine, with four groups in flight."""
     for name, form in {
         "store": "cp.async.bulk.global.shared::cta.bulk_group",
         "add f32": "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32",
@@ -337,7 +337,7 @@ cluster_sync();""",
         )  # fmt: skip
         for grid in (blocks, SMS):
             yield Bench(
-                "clusters", f"boxes of 8192 bytes, four under way, multicast among {blocks} blocks, {grid} SMs", text,
+                "clusters", f"boxes of 8192 bytes, four in flight, multicast among {blocks} blocks, {grid} SMs", text,
                 grid=grid, cluster=blocks, threads=32, shared=SHARED, box=rows, n=(24, 96), ops=4, bytes=8192,
                 unit="bytes/clock, SM", data=SMS * 131072, predict=False,
             )  # fmt: skip

@@ -158,11 +158,11 @@ def wgmma() -> Iterator[Bench]:
             text=loop(apart, declared + TILES, stored, threads=128), **common,
         )  # fmt: skip
     yield Bench(
-        name="commit and wait with nothing under way", threads=128, ops=8, **common,
+        name="commit and wait with nothing in flight", threads=128, ops=8, **common,
         text=loop("commit();\npending<0>();\n" * 8, TILES, threads=128),
     )  # fmt: skip
     yield Bench(
-        name="wait with nothing under way", threads=128, ops=8, **common,
+        name="wait with nothing in flight", threads=128, ops=8, **common,
         text=loop("pending<0>();\n" * 8, TILES, threads=128),
     )  # fmt: skip
     for n, a in ((8, "ss"), (64, "ss"), (128, "ss"), (256, "ss"), (64, "rs"), (128, "rs")):

@@ -7,7 +7,6 @@ JSON is written to the open file FD.
 
 from __future__ import annotations
 
-import gc
 import importlib.abc
 import importlib.machinery
 import inspect
@@ -356,11 +355,7 @@ if __name__ == "__main__":
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_BYTES, MAX_BYTES))
     if KIND == "kernelbench":
-        gc.disable()  # imports leave hardly any garbage, and searching for it takes a sixth of their time
-        look = runpy.run_path(PROBE)["look"]
-        gc.enable()
-        gc.freeze()
-        CALLS.append(look(SCRIPT))
+        CALLS.append(runpy.run_path(PROBE)["look"](SCRIPT))
         save()
     else:
         FORMULA = runpy.run_path(os.path.join(os.path.dirname(PROBE), "script_formula.py"))["formula"]

@@ -40,7 +40,7 @@ LOCK_KEY = 0x65766F
 
 
 class Missing(NamedTuple):
-    """What the ledger's tables, and the installed Optuna's if any of them is there, do not have in a database."""
+    """Tables, columns and indexes that a database lacks; Optuna's are expected if it has any of them."""
 
     tables: list[str]
     columns: list[sa.Column[Any]]

@@ -223,12 +223,10 @@ def _odd(random: np.random.Generator, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What a search needs to know of a user's file."""
+    """Sizes of a function in a user's file, and the configurations of its autotuner."""
 
     sizes: Mapping[str, int]
-    """the function's own sizes"""
     settings: Sequence[Mapping[str, Value]]
-    """the configurations of the autotuner's list"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.support.own_kernels import OwnKernel
 
 IN_PLACE = OwnKernel(
@@ -70,6 +72,57 @@ extern "C" __global__ void row_sums(const float* x, float* out, float* part, int
     more={"scratch": {"part": {"shape": ["rows", "SPLITS"], "dtype": "float32"}, "done": {"shape": ["rows"], "dtype": "int32", "zeroed": True}},
           "parameters": ["x", "out", "part", "done", "rows", "cols"]},
 )  # fmt: skip
+
+# above 20,000 rows the blocks of a row are far apart in the grid: neighbours among them show nothing
+SERIAL_SUMS = OwnKernel(
+    "serial_sums", {"rows": 40000, "cols": 20000}, {"x": "float32[rows, cols]"}, {"out": "float32[rows]"}, "return x.sum(1)",
+    {"SPLITS": [4, 8]}, ["64"], ["rows * SPLITS"], """
+extern "C" __global__ void serial_sums(const float* x, float* out, int* turn, int rows, int cols) {
+    __shared__ float sums[64];
+    bool apart = rows >= 20000;
+    int row = apart ? blockIdx.x % rows : blockIdx.x / SPLITS, part = apart ? blockIdx.x / rows : blockIdx.x % SPLITS;
+    int each = (cols + SPLITS - 1) / SPLITS, end = min(cols, (part + 1) * each);
+    float t = 0;
+    for (int c = part * each + threadIdx.x; c < end; c += 64) t += x[(long long)row * cols + c];
+    sums[threadIdx.x] = t;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int n = 1; n < 64; ++n) t += sums[n];
+    int now;
+    do { asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn + row) : "memory"); } while (now != part);
+    out[row] = part == 0 ? t : out[row] + t;
+    __threadfence();
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" :: "l"(turn + row), "r"(part + 1 == SPLITS ? 0 : part + 1) : "memory");
+}
+""",
+    (("the first part is lost", "part == 0 ? t", "part == 0 ? 0.0f"),),
+    more={"scratch": {"turn": {"shape": ["rows"], "dtype": "int32", "zeroed": True}},
+          "parameters": ["x", "out", "turn", "rows", "cols"]},
+)  # fmt: skip
+
+COUNTED_SUMS = replace(
+    SERIAL_SUMS,
+    name="counted_sums",
+    kernel=SERIAL_SUMS.kernel.replace("serial_sums", "counted_sums")
+    .replace("int* turn, int rows", "int* turn, float* parts, int rows")
+    .replace(
+        SERIAL_SUMS.kernel[SERIAL_SUMS.kernel.index("    int now;") : SERIAL_SUMS.kernel.rindex("}")],
+        """    parts[row * SPLITS + part] = t;
+    __threadfence();
+    if (atomicAdd(turn + row, 1) < SPLITS - 1) return;
+    __threadfence();
+    turn[row] = 0;
+    float all = 0;
+    for (int s = 0; s < SPLITS; ++s) all += parts[row * SPLITS + s];
+    out[row] = all;
+""",
+    ),
+    faults=(("the first part is lost", "int s = 0;", "int s = 1;"),),
+    more={
+        "scratch": {**SERIAL_SUMS.more["scratch"], "parts": {"shape": ["rows", "SPLITS"], "dtype": "float32"}},
+        "parameters": ["x", "out", "turn", "parts", "rows", "cols"],
+    },
+)
 
 ROW_SCALE = OwnKernel(
     "row_scale", {"rows": 300, "cols": 500}, {"x": "float32[rows, cols]"}, {"out": "float32[rows, cols]"},
@@ -350,6 +403,6 @@ extern "C" __global__ void raised(int* x, int n) {
 )  # fmt: skip
 
 KERNELS = (
-    IN_PLACE, COLUMN_SUM, ROW_SUMS, ROW_SCALE, IN_FOURS, LONG_SUM, NIBBLES, BYTES, AXPY, LARGER, MASKED_SOFTMAX, DOUBLED, INVERSE,
+    IN_PLACE, COLUMN_SUM, ROW_SUMS, SERIAL_SUMS, COUNTED_SUMS, ROW_SCALE, IN_FOURS, LONG_SUM, NIBBLES, BYTES, AXPY, LARGER, MASKED_SOFTMAX, DOUBLED, INVERSE,
     LOGARITHM, OVER_HALF, QUANTISED, SIGNS, MEANS, RUNNING, NEGATED, POSITIVE, RAISED,
 )  # fmt: skip

@@ -40,6 +40,15 @@ unsigned free_block() {
     return resident;
 }
 
+// Programs may build on blocks that begin in their order: one waits only for those before it. So the blocks of a grid
+// that does not fit as a whole are shuffled among as many as do.
+void shuffle(uint32_t* order) {
+    const uint64_t room = std::max<uint64_t>(max_fibers / cluster_fibers(), 1);
+    for (uint64_t first = 0; first < clusters; first += room)
+        for (uint64_t i = std::min(room, clusters - first); i > 1; --i)
+            std::swap(order[first + i - 1], order[first + random_below(i)]);
+}
+
 }  // namespace
 
 // Whether another cluster can be started if all running ones wait for others.
@@ -52,7 +61,7 @@ void run_grid() {
     auto* order = static_cast<uint32_t*>(malloc(clusters * sizeof(uint32_t)));
     if (!order) crash("the emulator has no memory for the order of the blocks");
     for (uint32_t i = 0; i < clusters; ++i) order[i] = i;
-    for (uint64_t i = clusters; i > 1; --i) std::swap(order[i - 1], order[random_below(i)]);
+    shuffle(order);
     most_running = draw_running();
     running = 0;
     for (begun = 0; begun < clusters || running;) {
