@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from evoengine.errors import UsageError
+from evoengine.errors import UsageError, did_you_mean
 
 LARGEST = 2**31 - 1
 """sizes are passed to kernels as int32"""
@@ -85,7 +85,9 @@ def read_runs(value: str, name: str, text: str, of: str, most: int) -> Iterator[
             )
         count = read_size(match[1] or "1")
         found += count
-        if not count or found > most:
+        if not count:
+            raise UsageError(f"the problem {text!r} has {name}={value}, of which {part!r} has no {of}; leave it out")
+        if found > most:
             raise UsageError(f"the problem {text!r} has {name} of {found} {of}; they must be from 1 to {most}")
         yield from [read_size(match[2])] * count
 
@@ -119,9 +121,10 @@ def _field(
     match = _PART.match(part)
     if match and match[1] in numbers:
         return numbers[match[1]], read_size(match[2])
-    listed = " or ".join(word for known in words.values() for word in known)
+    every = [word for known in words.values() for word in known]
+    listed = " or ".join(every)
     either = "".join(f", {name}=…" for name in lists) + (f", or {listed}" if listed else "")
     raise UsageError(
         f"the problem {text!r} has a part {part!r} that is not {', '.join(numbers)} with a number{either}; "
-        f"write it like {example}"
+        f"write it like {example}{did_you_mean(part, every)}"
     )

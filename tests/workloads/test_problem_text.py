@@ -86,3 +86,9 @@ def test_a_text_that_is_no_problem_is_called_by_its_fault(text, said):
     with pytest.raises(UsageError) as error:
         parse_problem(text)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("wrong", "near"), [("bfloat16", "bf16"), ("float16", "fp16"), ("swigglu", "swiglu")])
+def test_an_unknown_word_is_refused_with_the_nearest_known_one(wrong, near):
+    with pytest.raises(UsageError, match=f"a part '{wrong}' .*; did you mean {near}\\?$"):
+        parse_problem(f"gemm:m16,n16,k64,{wrong}")

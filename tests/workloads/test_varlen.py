@@ -232,6 +232,7 @@ def test_a_problem_is_written_as_it_is_read(given, written):
         ("h65535,d256,fp16,lens=40", "a row of all heads has 16776960 elements; it may have 8388608"),
         ("h4,d64,lens=40", "does not give dtype"),
         ("h4,d64,fp16,fp16,lens=40", "gives dtype twice"),
+        ("h4,d64,fp16,lens=512+0x5", "lens=512+0x5, of which '0x5' has no sequences; leave it out"),
         ("h4,d64,fp16,lens=70000x1", "has lens of 70000 sequences; they must be from 1 to 65536"),
     ],
 )
