@@ -166,7 +166,9 @@ def calls(workload: str, text: str) -> Iterator[tuple[str, Make]]:
         return
     from evoengine.workloads import parse_problem
 
-    problem = parse_problem(text)[1]
+    of_text, problem = parse_problem(text)
+    if workload in ("decode", "rms_norm", "rowwise"):
+        yield "copy of as many bytes", partial(_copy, int(of_text.min_dram_bytes(problem)) // 2)
     of = "attention" if workload == "FlashAttention-3" else workload
     yield from KNOWN[of](problem) if of in KNOWN else _own_baselines(text)
 
@@ -184,6 +186,12 @@ def _own_baselines(text: str) -> Iterator[tuple[str, Make]]:
 
     for name in tensors.baselines(problem):
         yield name, partial(make, name)
+
+
+def _copy(half: int) -> Call:
+    """Return a copy of `half` bytes, which reads and writes twice as many in all."""
+    source, to = (torch.zeros(half, dtype=torch.uint8, device="cuda") for _ in range(2))
+    return lambda: to.copy_(source)
 
 
 def _square(n: int) -> Call:
