@@ -74,6 +74,8 @@ LATER: Sequence[tuple[str, Mapping[str, int]]] = (
     ("gemm:m8192,n8192,k8192,bf16", {"wgmma": 5}),
     ("gemm:m128,n4096,k7168,fp8_e4m3,b_nk,block_scales", {"wgmma": 8}),
     ("gemm:m4096,n4096,k4096,fp8_e4m3,b_nk", {"wgmma": 6}),
+    ("gemm:m4096,n4096,k7168,fp8_e4m3,b_nk,block_scales", {"wgmma": 4}),
+    ("grouped-gemm:rows=8x4096,n4096,k7168,fp8_e4m3,b_nk,block_scales", {"wgmma": 4}),
     ("gemm:m1000,n5120,k5120,fp16", {"wgmma": 8, "mma": 4}),
     ("w4a16:m16,n4096,k4096,fp16,zeros", {"mma": 6, "wgmma": 6}),
     ("w4a16:m4096,n4096,k4096,bf16,g128", {"wgmma": 6, "mma": 4}),
