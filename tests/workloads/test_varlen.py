@@ -226,7 +226,10 @@ def test_a_problem_is_written_as_it_is_read(given, written):
         ("h4,d64,fp16,lens=3,page-16", "has a part 'page-16' that is not h, kv, d, page, pool with a number"),
         ("h4,d64,fp16,lens=40,page16,pool2", "a pool of 2 pages of 16, and its sequences need 3"),
         ("h4,d64,fp16,lens=40,pool39", "a pool of 39 rows, and its sequences need 40"),
-        ("h4,d64,fp16,lens=40,alibi", "'alibi' that is not h, kv, d, page, pool with a number, lens=…, kvlens=…, or fp16"),
+        (
+            "h4,d64,fp16,lens=40,alibi",
+            "'alibi' that is not h, kv, d, page, pool with a number, lens=…, kvlens=…, or fp16",
+        ),
         ("h4,d64,fp16,casual,lens=40", "did you mean causal?"),
         ("h4,d64,fp16,lens=40,klens=80", "did you mean kvlens?"),
         ("h4,d64,fp16,lens=40,pages16", "did you mean page?"),

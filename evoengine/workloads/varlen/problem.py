@@ -20,6 +20,7 @@ TILE_ROWS = (64, 128, 192)
 """heights of tiles for which a space may ask the number of tiles"""
 
 _NUMBERS = {"h": "heads", "kv": "kv_heads", "d": "head_dim", "page": "page", "pool": "pool"}
+_LISTS = ("lens", "kvlens")
 _KNOWN = {"dtype": DTYPES, "mask": ("causal",)}
 _OPTIONAL = ("kv_heads", "page", "pool", "mask", "kvlens")
 
@@ -131,9 +132,10 @@ def parse_problem(text: str) -> VarlenProblem:
 
     `16x2048` are 16 sequences of that length. Raises UsageError naming the part that is wrong and what would be right.
     """
-    sizes, words = read_parts(text, EXAMPLE, _NUMBERS, _KNOWN, _OPTIONAL, ("lens", "kvlens"))
-    given = {name: words[name] for name in ("lens", "kvlens") if name in words}
-    lists = {name: tuple(read_runs(runs, name, text, "sequences", MOST_SEQUENCES)) for name, runs in given.items()}
+    sizes, words = read_parts(text, EXAMPLE, _NUMBERS, _KNOWN, _OPTIONAL, _LISTS)
+    lists = {
+        name: tuple(read_runs(words[name], name, text, "sequences", MOST_SEQUENCES)) for name in _LISTS if name in words
+    }
     require_groups(text, sizes["heads"], sizes.get("kv_heads", sizes["heads"]))
     if why := _why_not(sizes, lists):
         raise UsageError(f"the problem {text!r} cannot be: {why}")
