@@ -26,8 +26,9 @@ from evoengine.records import CompiledCandidate, Config
 from evoengine.search.evaluators import make_plans
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.compile import CompileFailed, compile_source
-from evoengine.stages.gate import CannotJudge, Judge, emulator, executor, judge_short, judge_whole
+from evoengine.stages.gate import Judge, emulator, executor, judge_short, judge_whole
 from evoengine.stages.render import render
+from evoengine.stages.verify import CannotJudge
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Target
 from evoengine.workloads.folder import load_folder
