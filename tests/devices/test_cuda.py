@@ -117,6 +117,16 @@ def judge():
     judge.close()
 
 
+def test_a_measurement_is_precise_logged_and_below_the_roofline(judge):
+    """The first candidate of these tests: one slower than the best so far is dropped after three repetitions."""
+    (verdict,), figure, *_ = judge.submit(correct(), None).result()
+    assert {c.name for c in verdict.cases} >= {"full problem", "full problem after timing"}
+    assert len(figure.samples_us) >= MIN_SAMPLES
+    assert figure.vs_baseline > 0 and figure.suspect is None
+    assert 0 < figure.terms["peak_tflops_percent"] < 100
+    assert figure.median_us == pytest.approx(statistics.median(figure.samples_us))
+
+
 FAST = ("wgmma, O stored by TMA",)
 FAST_FAULTS = ("trap",)
 
@@ -147,15 +157,6 @@ def test_every_backend_that_takes_the_problem_is_a_baseline(judge):
     names = {b.name for b in judge.first_baselines}
     assert {"FLASH_ATTENTION", "MATH"} <= names
     assert all(len(b.samples_us) >= MIN_SAMPLES and b.tflops < gpu().tensor_tflops for b in judge.first_baselines)
-
-
-def test_a_measurement_is_precise_logged_and_below_the_roofline(judge):
-    (verdict,), figure, *_ = judge.submit(correct(), None).result()
-    assert {c.name for c in verdict.cases} >= {"full problem", "full problem after timing"}
-    assert len(figure.samples_us) >= MIN_SAMPLES
-    assert figure.vs_baseline > 0 and figure.suspect is None
-    assert 0 < figure.terms["peak_tflops_percent"] < 100
-    assert figure.median_us == pytest.approx(statistics.median(figure.samples_us))
 
 
 @pytest.mark.exhaustive
