@@ -118,7 +118,7 @@ FAULTS = [
     ("wgmma: columns of the other warpgroup", WIDE, ROWS, "own * (COLUMNS / 64) * TILE_N", "(own ^ 1) * (COLUMNS / 64) * TILE_N"),
     ("wgmma: columns of the first warpgroup for both", NARROW, ROWS, "own * (COLUMNS / 64) * TILE_N", "0 * TILE_N"),
     ("wgmma: outputs of earlier tiles not rescaled", WIDE, ROWS, "        out.scale_rows(rescale);\n", ""),
-    ("wgmma: maxima of the own tile for the other's", WIDE, ROWS, "rescale(told[(own ^ 1) * TILE_M", "rescale(told[own * TILE_M"),
+    ("wgmma: maxima of the own tile for the other's", WIDE, ROWS, "float top = told[(own ^ 1) * TILE_M", "float top = told[own * TILE_M"),
     ("wgmma: sums of one warpgroup alone", NARROW, ROWS, "sums[half] + told[(own ^ 1) * TILE_M + row]", "sums[half]"),
     ("wgmma: sums told while maxima are read", NARROW, ROWS, "named_barrier_sync(5, 128 * CONSUMERS);  // maxima are read", ""),
     ("wgmma: buffer released while it is multiplied", WIDE, ROWS, "        wait_for<0>(out);\n        tiles.release(i);", "        tiles.release(i);\n        wait_for<0>(out);"),
