@@ -1,9 +1,12 @@
 """Blocks of up to three dimensions, and blocks that are not of whole warps."""
 
+import resource
+
 import numpy as np
 import pytest
 
 from evoengine.devices.base import KernelCrashed, KernelHung
+from evoengine.sandbox.worker_process import WorkerLimits
 
 INDICES = """
 extern "C" __global__ void f(int* o, int* lane, int* count) {
@@ -73,3 +76,25 @@ def test_reports_name_all_three_indices_of_a_thread(emulate):
 def test_a_block_of_more_threads_than_a_gpu_allows_is_refused(emulate):
     with pytest.raises(KernelCrashed, match="a block of 2048 threads"):
         emulate(INDICES, *[np.zeros(2048, np.int32)] * 3, threads=(32, 32, 2))
+
+
+MEETING = """
+extern "C" __global__ void f(unsigned* come, int* o) {
+    if (threadIdx.x == 0) {
+        atomicAdd(come, 1u);
+        while (*reinterpret_cast<volatile unsigned*>(come) < gridDim.x) {}
+    }
+    __syncthreads();
+    o[blockIdx.x * blockDim.x + threadIdx.x] = 1;
+}
+"""
+
+
+def test_as_many_threads_as_the_emulator_runs_at_once_fit_the_memory_of_a_worker(emulate):
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (WorkerLimits().memory_bytes, hard))
+    try:
+        found = emulate(MEETING, np.zeros(1, np.uint32), np.zeros(24576, np.int32), grid=(24, 1, 1), threads=1024)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    assert found["o"].all()

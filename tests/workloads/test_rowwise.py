@@ -46,7 +46,7 @@ FAULTS = [
     ("masked columns subtracted from one another", SOFTMAX, BLOCK, "if (word[0] > MINUS_INFINITY) word[1] += sum_of", "word[1] += sum_of"),
     ("masked lanes subtracted from one another", SOFTMAX, WARP, "if (other.word[0] > MINUS_INFINITY) word[1] +=", "word[1] +="),
     ("powers of 2", SOFTMAX, BLOCK, "LOG2_E = 1.4426950408889634f", "LOG2_E = 1.0f"),
-    ("last columns left out", SOFTMAX, AGAIN, "if (column_of(i) < COLUMNS) sum", "if (column_of(i) < COLUMNS - VECTOR) sum"),
+    ("last columns left out", SOFTMAX, AGAIN, "if (column_of(first + j) < COLUMNS) sum", "if (column_of(first + j) < COLUMNS - VECTOR) sum"),
     ("missing barrier", SOFTMAX, BLOCK, "__syncthreads();", ""),
     ("missing meeting of the cluster", SOFTMAX, CLUSTER, "    cluster_sync();\n#pragma", "#pragma"),
     ("sums of the first block for all", SOFTMAX, CLUSTER, "read_four_at(block,", "read_four_at(0,"),

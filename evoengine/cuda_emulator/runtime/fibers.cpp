@@ -34,6 +34,9 @@ constexpr unsigned idle_until_one_goes_on = 16, idle_until_more = 64, idle_until
 // fibers fall into different cache sets.
 size_t stack_guard() { return 17 * page; }
 size_t stack_stride() { return stack_bytes + stack_guard(); }
+// From the stack's top: the first threads have all of it, later ones enough for most kernels. All together stay below
+// the 4 GiB that a worker may write (evoengine/sandbox/worker_process.py).
+size_t open_bytes(unsigned fiber) { return fiber < 4096 ? stack_bytes : 96 << 10; }
 
 struct Block {
     Dim index;
@@ -259,9 +262,11 @@ void make_stacks() {
 
 void open_stacks(unsigned count) {
     if (!stacks) make_stacks();
-    for (; stack_count < count; ++stack_count)
-        if (mprotect(stacks + stack_count * stack_stride() + stack_guard(), stack_bytes, PROT_READ | PROT_WRITE))
+    for (; stack_count < count; ++stack_count) {
+        const size_t bytes = open_bytes(stack_count);
+        if (mprotect(stacks + (stack_count + 1) * stack_stride() - bytes, bytes, PROT_READ | PROT_WRITE))
             crash("the emulator cannot get the stack of thread %u", stack_count);
+    }
 }
 
 }  // namespace
