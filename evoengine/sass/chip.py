@@ -114,7 +114,6 @@ NEEDED = {
     "l2_partial_clocks": Origin(STREAM, HOPPER),
     "l2_reduce_clocks": Origin(STREAM, HOPPER),
     "l2_combine_clocks": Origin(STREAM, HOPPER),
-    "widen_interval": Origin(REPEATED, HOPPER),  # of HADD2.F32
     "imad_high_interval": Origin(REPEATED, HOPPER),
     "barrier_interval": Origin(REPEATED, HOPPER),  # between the arrivals of two of an SM's warps at barriers
     "wide_interval": Origin(REPEATED, HOPPER),  # of accesses of 16 bytes a lane; of narrower ones in proportion

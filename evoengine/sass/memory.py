@@ -24,7 +24,7 @@ FEWEST = 128
 WHOLE = 100_000
 """warp instructions of the one cluster that is surveyed beyond its beginning"""
 ALSO_MAIN = 0.2
-"""of the loads of the allocation that is loaded most"""
+"""of the bytes of the allocation of which most are loaded, each counted once"""
 BEYOND, FEWEST_BEYOND = 2.0, 16
 """where the beginnings of clusters do not reach such an allocation, beginnings of so many times the instructions until
 then are surveyed for it, of a multiple of so many clusters, as what half of them touch tells how it grows"""
@@ -91,7 +91,7 @@ class _Surveyed:
         """
         t, wave = self.touched, self.wave
         asked = SECTOR * t["loaded"] / self.surveyed
-        beside = _grown(t["bytes_loaded_half"], t["bytes_loaded"], wave / self.surveyed) / _at_least(asked * wave)
+        beside = _grown(t["bytes_loaded_half"], t["bytes_loaded"], self.surveyed, wave) / _at_least(asked * wave)
         loaders = _loaders(t, self.surveyed, wave)
         kept = t["whole_bytes_loaded"] / _at_least(SECTOR * t["whole_loaded"]) / loaders
         beside = np.where(t["loaded"] > 0, beside, np.where(t["whole_loaded"] > 0, kept, 1.0))
@@ -104,7 +104,7 @@ class _Surveyed:
         if not t["stored"].any():  # no block has come to its stores: what they write at all bounds what they write once
             unseen = float(self.sizes[(t["loaded"] == 0) & (t["whole_loaded"] == 0)].sum())
             return np.full(self.sizes.shape, min(1.0, unseen / max(1.0, in_all)) if unseen else 1.0)
-        written = _grown(t["bytes_stored_half"], t["bytes_stored"], wave / self.surveyed) / _at_least(stored * wave)
+        written = _grown(t["bytes_stored_half"], t["bytes_stored"], self.surveyed, wave) / _at_least(stored * wave)
         return np.where(t["stored"] > 0, np.minimum(written, 1.0), 1.0)
 
     def found_again(
@@ -153,8 +153,8 @@ def _survey(program: Program, launch: Launch, grid: Grid, work: Work, wave: int)
 
 
 def _not_reached(touched: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return of each allocation whether it is among those loaded most, and no surveyed beginning comes to its loads."""
-    loaded = touched["whole_loaded"]
+    """Return of each allocation whether it is among those of which most is loaded, and no beginning comes to it."""
+    loaded = touched["whole_bytes_loaded"]
     return np.asarray((touched["loaded"] == 0) & (loaded > 0) & (loaded >= ALSO_MAIN * loaded.max(initial=0.0)))
 
 
@@ -166,7 +166,7 @@ def _loaders(touched: Mapping[str, np.ndarray], surveyed: np.ndarray, wave: int)
     """
     others = np.maximum(0.0, touched["in_whole"] * surveyed - 1)
     half, whole = touched["bytes_loaded_half"], touched["bytes_loaded"]
-    return np.asarray(1 + others * (wave / surveyed) ** np.where(half > 0, 1 - _power(half, whole), 1.0))
+    return np.asarray(1 + others * (wave / surveyed) ** np.where(half > 0, 1 - _power(half, whole, surveyed), 1.0))
 
 
 def local_from_dram(launch: Launch, chip: Chip, resident: int) -> float:
@@ -189,15 +189,19 @@ def _at_least(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(values, 1e-9))
 
 
-def _grown(half: np.ndarray, whole: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Extrapolate the bytes that `scale` times as many blocks touch, from those of all and of half of them."""
-    return np.asarray(whole * scale ** _power(half, whole))
+def _grown(half: np.ndarray, whole: np.ndarray, surveyed: np.ndarray, wave: int) -> np.ndarray:
+    """Extrapolate the bytes that `wave` blocks touch, from those of the surveyed ones and of their first half."""
+    return np.asarray(whole * (wave / surveyed) ** _power(half, whole, surveyed))
 
 
-def _power(half: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Return by which power, 0…1, touched bytes grow with the number of blocks; 1 where half of them touch none."""
+def _power(half: np.ndarray, whole: np.ndarray, surveyed: np.ndarray) -> np.ndarray:
+    """Return by which power, 0…1, touched bytes grow with the number of blocks; 1 where half of them touch none.
+
+    Of an odd number of blocks the first half is one short of the rest.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(half > 0, np.clip(np.log2(whole / half), 0, 1), 1.0)
+        power = np.log(whole / half) / np.log(surveyed / (surveyed // 2))
+        return np.where(half > 0, np.clip(power, 0, 1), 1.0)
 
 
 def _fits(loaded: np.ndarray, stored: np.ndarray, sizes: np.ndarray, waves: float, capacity: float) -> bool:

@@ -81,6 +81,48 @@ extern "C" __global__ void atomics(unsigned* o, int steps) {
 """
 
 
+HALFS = """
+extern "C" __global__ void halfs(unsigned* o, int turns) {
+  unsigned x[8], y = threadIdx.x * 3, z = threadIdx.x * 5;
+  for (int i = 0; i < 8; i++) x[i] = threadIdx.x + i;
+  if (turns < FROM)
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %2, %3}, {%2, %3}, {%0, %1};"
+                 : "+r"(x[0]), "+r"(x[1]) : "r"(y), "r"(z));
+  #pragma unroll 1
+  for (int turn = 0; turn < turns; turn++)
+    #pragma unroll
+    for (int i = 0; i < 64; i++) asm volatile("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(x[i % 8]) : "r"(y), "r"(z));
+  for (int i = 0; i < 8; i++) o[threadIdx.x] = o[threadIdx.x] ^ x[i];
+}
+"""
+
+
+@pytest.mark.parametrize(("products", "clocks"), [("-0x7fffffff - 1", 1.05), ("0", 2.1)])
+def test_halfs_have_two_pipes_of_which_hfma2_mma_uses_one(products, clocks):
+    """ptxas turns every second FMA into HFMA2.MMA, but in kernels that have products of matrices."""
+    text = HALFS.replace("FROM", products)
+    assert clocks_of_turn(text, "halfs", 512) / 64 / 4 == pytest.approx(clocks, rel=0.08)
+
+
+LOCAL = """
+extern "C" __global__ void spills(WORD* o, int turns) {
+  volatile WORD held[64];
+  #pragma unroll 1
+  for (int turn = 0; turn < turns; turn++)
+    #pragma unroll
+    for (int i = 0; i < 64; i++) held[i] = (WORD)turn;
+  o[threadIdx.x] = held[turns % 64];
+}
+"""
+
+
+@pytest.mark.parametrize(("word", "lines"), [("int", 1), ("long long", 2)])
+def test_a_store_to_local_memory_costs_what_whole_lines_of_global_memory_do(word, lines):
+    """The L2 took a line of one SM in 4.0 clocks; words of 8 bytes lie in two lines."""
+    text = LOCAL.replace("WORD", word)
+    assert clocks_of_turn(text, "spills", 512) / 64 / 16 / lines == pytest.approx(4.0, rel=0.05)
+
+
 def atomics_us(where: str, words: int = 132 * 256, steps: int = 64, gpu: str = H100, arch: str = "sm_90a") -> float:
     """Return the warm time of 132 blocks of 256 threads, each of which adds to words of `o`."""
     program, kernel = program_of(ATOMICS.replace("WHERE", where), "atomics", arch)

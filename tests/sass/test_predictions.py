@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from evoengine.devices.base import ScalarArgument
+from evoengine.sass import memory
 from evoengine.sass.chip import find_chip
 from evoengine.sass.grid import Work, busiest, grid_of
 from evoengine.sass.launch import DrawnArgument, Geometry, prepare
@@ -163,6 +164,19 @@ def test_a_row_comes_from_the_dram_once_for_all_blocks_that_read_it(shared, row_
     launch = prepare(kernel, Geometry((blocks, 1, 1), (128, 1, 1), 0), arguments, 0)
     traffic = context_of(program, launch, find_chip(H100), 16, cold=True).traffic
     assert traffic[0].loads_from_dram == pytest.approx(row_reads / 3, rel=0.02)
+
+
+@pytest.mark.parametrize("surveyed", [128, 129])
+def test_what_all_blocks_read_is_seen_in_any_number_of_them(surveyed, monkeypatch):
+    """All read one row three times: 128 or 129 of a wave of 2,112 blocks tell that the rest loads nothing more."""
+    program, kernel = program_of(PASSES.replace("SHARED", "1"), "rows")
+    arguments = [DrawnArgument("a", 8192, "fp32"), DrawnArgument("o", 512 * 4096, "fp32", True)]
+    launch = prepare(kernel, Geometry((4096, 1, 1), (128, 1, 1), 0), arguments, 0)
+    c = context_of(program, launch, find_chip(H100), 16, cold=True)
+    monkeypatch.setattr(memory, "FEWEST", 1)
+    monkeypatch.setattr(memory, "SURVEYED", int((surveyed + 0.5) * c.work.mean))
+    traffic, _ = memory.traffic_of(program, launch, c.chip, c.grid, c.work, 2112, cold=True)
+    assert traffic[0].loads_from_dram == pytest.approx(1 / 4096 / 3, rel=0.02)
 
 
 LATE = """

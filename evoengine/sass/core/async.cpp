@@ -98,7 +98,7 @@ Step copy(Context& c, const Instruction& i) {
   access.store = access.atomic = access.matrix = false;
   access.asynchronous = true;
   access.bytes = i.b;
-  access.cached = !i.c;
+  access.cached = i.b < 16;  // where those of 16 bytes do not bypass the L1, they took no less for what it had
   access.lanes = work.from_memory;
   for (int lane = 0; lane < LANES; lane++) {
     if (!(c.lanes >> lane & 1)) continue;
@@ -140,7 +140,7 @@ Execute prepare_copy(Instruction& i) {
   Modifiers m(i);
   bool extended = m.take("E");
   i.b = m.take("128") ? 16 : m.take("64") ? 8 : 4;
-  i.c = m.take("BYPASS");
+  m.take("BYPASS");
   i.a = m.take("ZFILL") ? ZERO_FILL : 0;
   for (const char* hint : {"LTC64B", "LTC128B", "LTC256B"}) m.take(hint);
   size_t operands = i.operands.size();

@@ -227,13 +227,15 @@ void sum(const Surveyor& all, std::vector<Touched>& to, bool half) {
 Survey survey(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
               const std::vector<u8>* banks, u64 seed, const std::vector<u64>& blocks, u64 limit, u64 whole_limit) {
   Surveyor one(allocations), each(allocations);
-  auto run = [&](Surveyor& surveyor, u64 block, u64 most) {
+  u32 all = launch.grid[0] * launch.grid[1] * launch.grid[2];
+  auto run = [&](Surveyor& surveyor, u64 block, u64 most, u32 alike) {
     surveyor.counts = {};
     surveyor.warps.clear();
-    surveyor.counts.complete = observe(program, launch, allocations, banks, seed, block, most, 1, surveyor);
+    surveyor.counts.complete = observe(program, launch, allocations, banks, seed, block, most, alike, surveyor);
   };
   size_t middle = blocks.size() / 2;
-  run(one, blocks[middle], whole_limit);
+  // of tiles that blocks take by a counter, the others of the grid take those between two of its own
+  run(one, blocks[middle], whole_limit, all);
   each.whole = &one.loaded;
   Survey found;
   found.allocations.resize(allocations.size());
@@ -241,11 +243,11 @@ Survey survey(const Program& program, const Launch& launch, const std::vector<Al
   for (size_t n = 0; n < blocks.size(); n++) {
     std::fill(each.in.begin(), each.in.end(), std::array<u32, 2>{});
     each.block = u32(n);
-    run(each, blocks[n], limit);
+    run(each, blocks[n], limit, 1);
     found.blocks.push_back(each.counts);
     for (size_t a = 0; a < in.size(); a++)
       if (each.in[a][0]) in[a][0]++, in[a][1] += double(each.in[a][1]) / each.in[a][0];
-    if (2 * (n + 1) == blocks.size()) sum(each, found.allocations, true);
+    if (n + 1 == blocks.size() / 2) sum(each, found.allocations, true);
   }
   sum(each, found.allocations, false);
   one.loaded.each([&](u64 piece, u32 asked, u32, u32) {

@@ -320,7 +320,7 @@ void classify(Instruction& i, string_view base) {
                                        : has(i, "TF32")                 ? 2
                                                                         : 1);
   }
-  i.widens = base == "HADD2" && has(i, "F32");
+  i.second_half = base == "HFMA2" && has(i, "MMA");
   i.high = base == "IMAD" && has(i, "HI");
   // VOTEU.ALL is a compiler's own: whether a uniform instruction may stand for one under a predicate.
   if (is_one_of({"VOTE", "VOTEU", "REDUX"}) && !(base == "VOTEU" && has(i, "ALL"))) i.visit = Visit::Vote;

@@ -111,12 +111,12 @@ struct Instruction {
   bool changes_global = false;  // stores to global memory, or changes it by an atomic
   bool acts = false;            // may change what other warps wait for; atomics say themselves whether they did
   Visit visit = Visit::None;
-  u32 products = 1;        // of a matrix product: those of 8 × 8 × 4 that a warp forms
-  double mma_work = 0;     // of mma.sync: clocks of the tensor core over those of an m16n8k16 of halves
-  bool sparse = false;     // a matrix product of half of A's elements (.SP, which is no modifier here)
-  bool widens = false;     // HADD2.F32, a half as a float
-  bool high = false;       // IMAD.HI
-  bool fp16_sums = false;  // of mma.sync: at the rate of products whose sums are halves, or integers
+  u32 products = 1;          // of a matrix product: those of 8 × 8 × 4 that a warp forms
+  double mma_work = 0;       // of mma.sync: clocks of the tensor core over those of an m16n8k16 of halves
+  bool sparse = false;       // a matrix product of half of A's elements (.SP, which is no modifier here)
+  bool second_half = false;  // HFMA2.MMA, which has a pipe for halfs of its own
+  bool high = false;         // IMAD.HI
+  bool fp16_sums = false;    // of mma.sync: at the rate of products whose sums are halves, or integers
 
   // control word (second 64-bit word, bits 41…61)
   u8 stall = 0, write_barrier = 7, read_barrier = 7, wait_mask = 0, reuse = 0;

@@ -43,7 +43,7 @@ struct Slot {
 };
 
 struct Part {
-  double fma = 0, heavy = 0, alu = 0, half = 0, fp64 = 0, mufu = 0, uniform = 0, memory = 0, tensor = 0;
+  double fma = 0, heavy = 0, alu = 0, half[2] = {0, 0}, fp64 = 0, mufu = 0, uniform = 0, memory = 0, tensor = 0;
   double ports[2] = {0, 0};  // register banks: when each has read all that it was asked for
   double taken = 0;          // turns that FP32 instructions took while a wgmma computed
   Slot* last = nullptr;
@@ -142,6 +142,7 @@ class Timing : public Machine {
   bool store_dram(Sm&, double start, double clocks);
   void settle(const Slot&, double at);
   int allocation_at(u64 address);
+  int local_sectors(const Slot&, const Access&, u64* sectors) const;
   // sm_async.cpp
   double load_box(Slot&, const Completion&);
   double store_box(Slot&, const Completion&);

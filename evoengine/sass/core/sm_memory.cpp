@@ -28,6 +28,22 @@ constexpr int SECTOR_WORDS = 8;
 
 }  // namespace
 
+// The sectors of a warp's words in local memory: those of its threads lie beside each other, and go through the L1.
+int Timing::local_sectors(const Slot& slot, const Access& access, u64* sectors) const {
+  const u64 first = LOCAL_ADDRESSES + (u64(slot.age * 64 + slot.warp->number) << 24);
+  Access words = access;
+  words.bytes = 4;
+  int count = 0;
+  for (int k = 0; k < std::max(1, access.bytes / 4); k++) {
+    for (u32 rest = access.lanes; rest; rest &= rest - 1) {
+      int lane = __builtin_ctz(rest);
+      words.addresses[lane] = first + (access.addresses[lane] / 4 + k) * 128 + lane * 4;
+    }
+    count += pieces(words, 5, sectors + count);
+  }
+  return count;
+}
+
 int Timing::allocation_at(u64 address) {
   const std::vector<Allocation>& all = memory.allocations;
   auto holds = [&](size_t n) {
@@ -158,7 +174,7 @@ double Timing::store(Sm& sm, const Access& access, const u64* sectors, int count
   for (int n = 0; n < count; n++) lines += n == 0 || sectors[n] >> 2 != sectors[n - 1] >> 2;
   int parts = local ? 0 : partial(access, sectors, count);
   double l2 = (count * SECTOR + lines * HEADER) / rates.l2_private_bytes_per_clock;
-  if (!local) l2 = std::max(l2, (count - parts) * rates.l2_store_clocks + parts * rates.l2_partial_clocks);
+  l2 = std::max(l2, (count - parts) * rates.l2_store_clocks + parts * rates.l2_partial_clocks);
   sm.sent = std::max(sm.sent, start) + count + parts;
   sm.l2_in = std::max(sm.l2_in, start - sm.apart_in) + l2;
   sm.apart_in = std::max(sm.apart_in, sm.l2_in - start);
@@ -243,22 +259,12 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
     return;
   }
   if (access.space == Access::Space::Shared) return touch_shared(sm, access, start, done, read);
-  Access copy;
-  const Access* own = &access;
   bool local = access.space == Access::Space::Local;
-  if (local) {  // threads' words lie beside each other
-    copy = access;
-    for (u32 rest = access.lanes; rest; rest &= rest - 1) {
-      int lane = __builtin_ctz(rest);
-      copy.addresses[lane] = LOCAL_ADDRESSES + (u64(slot.age * 64 + slot.warp->number) << 24) +
-                             access.addresses[lane] / 4 * 128 + lane * 4;
-    }
-    own = &copy;
-  }
   u64 sectors[4 * LANES];
-  int line_count = lines(*own), sector_count = pieces(*own, 5, sectors);
+  int sector_count = local ? local_sectors(slot, access, sectors) : pieces(access, 5, sectors);
+  int line_count = local ? (sector_count + 3) / 4 : lines(access), passes = local ? line_count : wavefronts(access);
   double bytes = double(__builtin_popcount(access.lanes)) * access.bytes;
-  double takes = std::max({rates.sm_memory_interval, std::ceil(double(line_count) / TAGS), double(wavefronts(*own)),
+  double takes = std::max({rates.sm_memory_interval, std::ceil(double(line_count) / TAGS), double(passes),
                            std::ceil(bytes / rates.l1_bytes_per_clock)});
   if (access.asynchronous) takes += access.torn * rates.torn_copy_clocks;
   sm.lsu = start + takes;
@@ -267,7 +273,7 @@ void Timing::touch(Sm& sm, Slot& slot, const Access& access, double& done, doubl
   read = sm.lsu + 4;
   far = true;
   if (access.store && !access.atomic) {
-    double taken = store(sm, *own, sectors, sector_count, sm.lsu, local);
+    double taken = store(sm, access, sectors, sector_count, sm.lsu, local);
     if (!local) settle(slot, taken + rates.l2_latency);
     done = local ? sm.lsu + rates.l1_latency : taken;
     for (int n = 0; local && n < sector_count; n++) sm.l1->fetched(sectors[n], sm.lsu);

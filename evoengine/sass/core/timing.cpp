@@ -83,7 +83,7 @@ double Timing::accepts(const Sm& sm, const Part& part, const Instruction& i) con
   switch (i.pipe) {
     case Pipe::Fma: return two ? std::min(part.fma, part.heavy) : part.heavy;
     case Pipe::FmaHeavy: return part.heavy;
-    case Pipe::Half: return std::max(part.half, part.heavy);
+    case Pipe::Half: return std::max(part.half[i.second_half], part.heavy);
     case Pipe::Alu: return part.alu;
     case Pipe::Fp64: return part.fp64;
     case Pipe::Mufu: return part.mufu - rates.mufu_interval;  // one may wait before the pipe
@@ -148,10 +148,12 @@ void Timing::occupy(Sm& sm, Part& part, const Instruction& i, double& done, doub
       part.heavy = now + arithmetic(sm, interval);
       result.fma += two ? interval / 2 : interval;
     } break;
-    case Pipe::Half:
-      part.half =
-          now + arithmetic(sm, i.widens ? std::max(rates.half_interval, rates.widen_interval) : rates.half_interval);
-      break;
+    case Pipe::Half: {
+      // two pipes, of which HFMA2.MMA has one, give one a clock together: the other kinds alone take two clocks
+      double interval = arithmetic(sm, std::max(2.0, rates.half_interval));
+      part.half[i.second_half] = now + interval;
+      if (rates.half_interval >= 2) part.half[!i.second_half] = now + interval;
+    } break;
     case Pipe::Alu:
       part.alu = now + arithmetic(sm, rates.alu_interval);
       result.alu += rates.alu_interval;

@@ -10,7 +10,7 @@ namespace sass {
 // clang-format off: a list of names
 #define SASS_RATES(X)                                                                                                \
   X(fma_interval) X(imad_interval) X(half_interval) X(alu_interval) X(fp64_interval) X(mufu_interval)                \
-  X(widen_interval) X(imad_high_interval) X(uniform_interval) X(hmma_interval) X(hmma_fp16_interval) X(mufu_latency) \
+  X(imad_high_interval) X(uniform_interval) X(hmma_interval) X(hmma_fp16_interval) X(mufu_latency) \
   X(uniform_latency) X(constant_latency) X(shuffle_latency) X(redux_latency) X(indexed_uniform_latency)              \
   X(wide_interval) X(conflict_latency) X(memory_interval) X(sm_memory_interval) X(wavefront_clocks)                  \
   X(matrix_wavefront_clocks) X(lds_latency) X(l1_bytes_per_clock) X(l1_latency) X(l1_bytes) X(l2_bytes_per_clock)    \
