@@ -232,7 +232,7 @@ class Ledger:
         said = False
         while looked_at := [run for run in self.look_for_killed() if wanted(run)]:
             if not said:
-                echo(f"run {looked_at[0]} has not been heard of for a while: looking whether it still goes on")
+                echo(f"run {looked_at[0]} has sent no heartbeat for a while: checking whether it is still running")
                 said = True
             time.sleep(POLL_SECONDS)
 

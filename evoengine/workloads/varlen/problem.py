@@ -151,7 +151,7 @@ def parse_problem(text: str) -> VarlenProblem:
     if missing:
         raise UsageError(f"the problem {text!r} does not give {', '.join(missing)}; write it like {EXAMPLE}")
     if why := _why_not(sizes, lists):
-        raise UsageError(f"the problem {text!r} cannot be: {why}")
+        raise UsageError(f"the problem {text!r} is invalid: {why}")
     problem = VarlenProblem(
         sizes["heads"], sizes.get("kv_heads", sizes["heads"]), sizes["head_dim"], words["dtype"], lists["lens"],
         lists.get("kv_lens", lists["lens"]), "causal" in words, sizes.get("page", 0), sizes.get("pool", 0),
