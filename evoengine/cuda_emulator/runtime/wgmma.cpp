@@ -46,7 +46,7 @@ struct Operation {
 
 struct Warpgroup {
     Operation operations[max_pending];  // the n-th is at n % max_pending
-    Tiles tiles[max_tiles];               // of the n-th at n % max_tiles, where they were read early
+    Tiles tiles[max_tiles];             // of the n-th at n % max_tiles, where they were read early
     unsigned begun, computed;
     Gate gate;
     char text[128];
