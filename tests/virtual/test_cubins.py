@@ -252,7 +252,7 @@ def test_a_launch_of_hours_is_refused_with_an_estimate_and_sampled_where_asked(f
         (changed(tensors={"x": {"dtype": "fp12", "shape": [4]}}), "tensors.x.dtype is 'fp12'; it is one of"),
         (changed(tensors={"x": {"dtype": "fp32", "shape": [1 << 39]}}), "bytes; 8589934592 at most are taken"),
         (changed(tensors={"x": {"dtype": "int32", "shape": [4], "draw": "nan"}}), "'nan', which integers are not"),
-        (changed(tensors={"x": {"dtype": "fp32", "shape": [4], "file": "none.npy"}}), "is not an array that NumPy reads"),
+        (changed(tensors={"x": {"dtype": "fp32", "shape": [4], "file": "none.npy"}}), "is not an array that NumPy"),
         ([], "the file is [], no object"),
     ],
 )  # fmt: skip # a table
