@@ -57,7 +57,7 @@ def broken_compiler() -> str | None:
         except OSError as error:
             return f"{library} cannot be read: {error.strerror}"
         except (ValueError, struct.error):
-            return f"{library} is no library"
+            return f"{library} is not a library"
         if size < wanted:
             return f"{library} is damaged: it has {size:,} of {wanted:,} bytes"
     return None

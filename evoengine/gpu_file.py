@@ -66,7 +66,7 @@ def checked_gpu(key: object, row: object, where: str) -> Gpu:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"a GPU has {', '.join(names)}"
-            raise UsageError(f"{where}: [{key}] has {_short(name)}, which is no field of a GPU; {hint}")
+            raise UsageError(f"{where}: [{key}] has {_short(name)}, which is not a field of a GPU; {hint}")
     if missing := [name for name in names if name not in row]:
         raise UsageError(f"{where}: [{key}] does not give {', '.join(missing)}")
     _check_name(row["name"], f"{where}: [{key}]")
@@ -92,7 +92,7 @@ def stored_fields(stored: object, where: str) -> Gpu:
 
 def _read(path: Path) -> dict[str, Any]:
     if path.is_fifo() or path.is_socket():
-        raise UsageError(f"{path} is no file; --gpu-file takes a TOML file")
+        raise UsageError(f"{path} is not a file; --gpu-file takes a TOML file")
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)

@@ -72,7 +72,7 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
     if len(set(names)) < len(names):
         raise UsageError(f"--objective {text!r} names one twice; name each of {known} once")
     if DEFAULT not in names:
-        raise UsageError(f"--objective {text!r} leaves out {DEFAULT}; a kernel that is small and slow helps nobody")
+        raise UsageError(f"--objective {text!r} leaves out {DEFAULT}; without it, slow kernels would win")
     return tuple(OBJECTIVES[name] for name in names)
 
 

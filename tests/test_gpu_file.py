@@ -69,8 +69,8 @@ FAULTS = {
     "an escape": (BOARD.replace("[board]", '["\\u001b[31m"]'), r"names its GPU '\\x1b\[31m'"),
     "capitals": (BOARD.replace("[board]", "[BOARD]"), "names its GPU 'BOARD'"),
     "a missing field": (BOARD.replace("sms = 56\n", ""), r"\[board\] does not give sms"),
-    "a mistyped field": (BOARD.replace("sms =", "sm ="), r"has 'sm', which is no field of a GPU; did you mean sms\?"),
-    "an unknown field": (BOARD + "zzzzzzzz = 1\n", "'zzzzzzzz', which is no field of a GPU; a GPU has name, arch"),
+    "a mistyped field": (BOARD.replace("sms =", "sm ="), r"which is not a field of a GPU; did you mean sms\?"),
+    "an unknown field": (BOARD + "zzzzzzzz = 1\n", "'zzzzzzzz', which is not a field of a GPU; a GPU has name, arch"),
     "no name": (BOARD.replace('"NVIDIA A4500"', '""'), "has the name ''; it must be up to 100 printable"),
     "an unprintable name": (BOARD.replace("A4500", "\\u001b[0m"), "printable characters"),
     "a name that is none": (BOARD.replace('"NVIDIA A4500"', "7"), "has the name 7"),
@@ -137,5 +137,5 @@ def test_what_a_ledger_holds_is_checked_as_a_file_is(stored):
 
 def test_a_pipe_that_nobody_writes_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="is not a file"):
         read_gpu_file(tmp_path / "pipe")

@@ -148,7 +148,7 @@ class RecordedKernel:
         return "".join(f"#define {knob} {_as_text(config[knob])}\n" for knob in self.knobs) + self.text
 
     def geometry(self, config: Mapping[str, Any]) -> Geometry:
-        """Return the launch geometry of a configuration. Raises UsageError if a size is no positive integer."""
+        """Return the launch geometry of a configuration. Raises UsageError if a size is not a positive integer."""
         block, grid = (_three([_size(e, config) for e in of]) for of in (self.block, self.grid))
         if max(grid) > MAX_GRID or math.prod(block) > 1024:
             raise UsageError(f"{self.name}: a grid of {grid} blocks of {block} threads is more than a GPU takes")

@@ -108,7 +108,7 @@ def history(
             from evoengine.cli.output import print_json_list
             from evoengine.views.trials import trial_json
 
-            print_json_list("trials", map(trial_json, ledger.whole(trials)))
+            print_json_list("trials", map(trial_json, ledger.candidates_by_id(trials)))
         else:
             _print_tables(ledger, trials)
             if not limit and earlier != 0:
@@ -145,7 +145,7 @@ def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
     from evoengine.paths import write_atomically
     from evoengine.views.trials import csv_lines
 
-    lines = csv_lines(ledger.whole(trials), ledger.lists.knobs_of(trials))
+    lines = csv_lines(ledger.candidates_by_id(trials), ledger.lists.knobs_of(trials))
     if file == STDOUT:
         for line in lines:
             click.echo(line, nl=False, color=True)

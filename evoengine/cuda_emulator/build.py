@@ -81,7 +81,7 @@ _LIBRARIES = ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
 BUILD_SECONDS = 60.0
 """for one kernel, which takes a few"""
 RUNTIME_SECONDS = 600.0
-"""for the emulator's own code, which takes half a minute and is no kernel's fault on a machine that many share"""
+"""for the emulator's own code, which takes half a minute and is not a kernel's fault on a machine that many share"""
 BUILD_BYTES = 2 << 30
 """of memory that the compiler may take for it, beside what its worker has"""
 
@@ -137,7 +137,7 @@ def _build_and_classify(source: Source, arch: str, executable: Path) -> None:
     except _UnlocatedError as failure:
         _require_working(arch)
         if _OUT_OF_MEMORY.search(str(failure)):
-            raise KernelUnbuildable(f"{failure} ({BUILD_BYTES / 2**30:g} GiB is what it may take)") from None
+            raise KernelUnbuildable(f"{failure} ({BUILD_BYTES / 2**30:g} GiB is the limit)") from None
         try:
             _build_at(source, arch, executable)
         except _UnlocatedError as again:

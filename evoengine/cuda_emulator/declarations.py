@@ -314,7 +314,9 @@ def _cluster(code: str, declaration: str, start: int) -> int:
     x, *others = (part.strip() for part in match[1].split(","))
     if not x.isdigit() or any(other != "1" for other in others):
         line = code.count("\n", 0, start + match.start()) + 1
-        raise KernelUnbuildable(f"line {line}: __cluster_dims__({match[1]}), where the emulator wants (number, 1, 1)")
+        raise KernelUnbuildable(
+            f"line {line}: __cluster_dims__({match[1]}), where the emulator requires (number, 1, 1)"
+        )
     return int(x)
 
 

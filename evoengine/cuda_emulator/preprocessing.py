@@ -118,14 +118,14 @@ _OF_NVRTC = {
 }  # fmt: skip # a table
 _PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 _VERSION = "13.0.88"
-"""of a compiler that is no package"""
+"""of a compiler that is not a package"""
 
 
 def nvrtc_macros(arch: str) -> dict[str, str]:
     """Name → value of what NVRTC defines in a compilation for `arch` (sm_80, sm_90a, sm_100f)."""
     found = _ARCH.match(arch)
     if not found:
-        raise ValueError(f"{arch!r} is no architecture: write sm_90a")
+        raise ValueError(f"{arch!r} is not an architecture: write sm_90a")
     number = f"{found[1]}0"
     own = {"__CUDA_ARCH__": number, "__CUDA_ARCH_LIST__": number}
     if found[2]:

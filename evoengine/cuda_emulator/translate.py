@@ -136,7 +136,7 @@ def _shared_class_edits(text: str, masked: str, match: re.Match[str], owner: int
     end = closing_bracket(masked, match.end() - 1)
     declared = re.compile(r"\s*(\w+)\s*;").match(masked, end + 1)
     if not declared:
-        raise KernelUnbuildable(f"line {line}: the emulator wants one name behind __shared__ {match[1]} {{…}}")
+        raise KernelUnbuildable(f"line {line}: the emulator requires one name after __shared__ {match[1]} {{…}}")
     if _at_namespace_scope(text, masked, match.start()):
         raise KernelUnbuildable(_OUTSIDE.format(line=line))
     aligned = ALIGNMENT.search(match[0])

@@ -25,7 +25,7 @@ SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 FAR = 1 << 30
 """rows of a map of ragged rows, see `ragged`"""
 WRAP_BYTES = 1 << 35
-"""FAR of these are no distance, as addresses have 64 bits"""
+"""FAR of these are not a distance, as addresses have 64 bits"""
 
 
 def ragged(name: str, tensor: str, dtype: str, width: int, box: tuple[int, int], swizzle: int) -> TensorMapArgument:

@@ -180,7 +180,7 @@ def _with_defines(call: dict[str, Any], text: str, knobs: Mapping[str, Sequence[
     for macro, value in _mapping(call, "defines").items():
         value = value.get("formula") if isinstance(value, dict) and "formula" in value else _plain(value)
         if not macro.isidentifier() or not isinstance(value, str | int | float) or "\n" in str(value):
-            raise UsageError(f"the value of {macro[:80]!r} in defines is no text, number or formula of the parameters")
+            raise UsageError(f"the value of {macro[:80]!r} in defines is not text, number or formula of the parameters")
         if macro != str(value):
             lines.append(f"#define {macro} {_as_c(value)}")
     return "\n".join([*lines, text])
@@ -268,7 +268,7 @@ def _knobs(script: Path, call: dict[str, Any], remarks: list[str]) -> dict[str, 
         ):
             knobs[knob] = list(dict.fromkeys(one_type(plain)))
         else:
-            remarks.append(f"the knob {knob}, whose values are no numbers, texts or truth values of one type")
+            remarks.append(f"the knob {knob}, whose values are not numbers, texts or truth values of one type")
     if not knobs and call["by"] != "tune_kernel":
         return {_BLOCK_NAMES[0]: [int(_DEFAULT_BLOCK[0])]}
     if not knobs:

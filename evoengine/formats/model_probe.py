@@ -315,7 +315,7 @@ def _item(value: Any, other: Any, numbers: Numbers) -> dict[str, Any]:
     if isinstance(value, float):
         return {"value": value}
     if not isinstance(value, torch.Tensor):
-        raise Unknown(f"get_inputs gives {type(value).__name__}, which is no tensor")
+        raise Unknown(f"get_inputs gives {type(value).__name__}, which is not a tensor")
     sizes = [numbers.of(a, b) for a, b in zip(value.shape, other.shape, strict=True)]
     return {"shape": sizes, "dtype": str(value.dtype).removeprefix("torch.")}
 

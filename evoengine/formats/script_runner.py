@@ -331,7 +331,7 @@ def generated_text(function: Callable[..., Any]) -> str | None:
         if isinstance(text, str) and "__global__" in text:
             tried = configurations(MOST_TRIED)
             return text if all(filled(text, one) == filled(function(one), one) for one in tried) else None
-    except Exception:  # it calculates with the values, or is no generator
+    except Exception:  # it calculates with the values, or is not a generator
         pass
     return None
 

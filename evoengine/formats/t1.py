@@ -189,7 +189,7 @@ def _with_sizes(text: str, spec: dict[str, Any], knobs: Mapping[str, Sequence[An
 
 
 def _evaluated(text: str, spec: dict[str, Any], knobs: Mapping[str, Sequence[Any]]) -> int | float | None:
-    """Return what an expression of ProblemSize and knobs is; None where it is no finite number."""
+    """Return what an expression of ProblemSize and knobs is; None where it is not a finite number."""
     try:
         (found,) = values_of(_with_sizes(text, spec, knobs))
         return found if isinstance(found, int | float) and abs(found) <= LARGEST else None
@@ -217,12 +217,12 @@ def _argument(
     if isinstance(fill, str):
         given = {**given, "FillValue": _evaluated(fill, spec, knobs)}
         if given["FillValue"] is None:
-            remarks.append(f"the FillValue {_short(fill)} of {name}, which is no number")
+            remarks.append(f"the FillValue {_short(fill)} of {name}, which is not a number")
     if given.get("MemoryType") == "Scalar":
         return Argument(name, _TYPES[base], None, value=_number(given, 0))
     number = _evaluated(str(given.get("Size")), spec, knobs)
     if number is None:
-        raise UsageError(f"{file}: the argument {name} has the Size {given.get('Size')!r}, which is no number")
+        raise UsageError(f"{file}: the argument {name} has the Size {given.get('Size')!r}, which is not a number")
     size = int(number)
     access = given.get("AccessType")
     written = access in ("WriteOnly", "ReadWrite")

@@ -62,7 +62,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             base, exponent = _value(left, names), _value(right, names)
             if not isinstance(exponent, int) or not 0 <= exponent <= 64 or abs(base) > LARGEST:
-                raise NotLiteral("a power with an exponent that is no integer from 0 to 64")
+                raise NotLiteral("a power with an exponent that is not an integer from 0 to 64")
             return _bounded_number(base**exponent)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             return _combined(_OPERATORS[type(op)], _value(left, names), _value(right, names))
@@ -76,7 +76,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             items = _bounded_list(_value(over, names))
             kept = [{**names, name: item} for item in items]
             return [_scalar(_value(element, own)) for own in kept if all(_holds(test, own) for test in ifs)]
-    raise NotLiteral(f"holds {ast.unparse(node)[:40]}, which is no number, list, range or comprehension over one")
+    raise NotLiteral(f"holds {ast.unparse(node)[:40]}, which is not a number, list, range or comprehension over one")
 
 
 def _scalar(value: Any) -> Any:
@@ -89,13 +89,13 @@ def _combined(op: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     if isinstance(left, list) and isinstance(right, list):
         return _bounded_list(op(left, right))
     if isinstance(left, list | str | range) or isinstance(right, list | str | range):
-        raise NotLiteral("calculates with something that is no number")
+        raise NotLiteral("calculates with something that is not a number")
     return _bounded_number(op(left, right))
 
 
 def _bounded_list(items: Any) -> Any:
     if not isinstance(items, list | range) or len(items) > MAX_VALUES:
-        raise NotLiteral(f"something that is no list of at most {MAX_VALUES} values")
+        raise NotLiteral(f"something that is not a list of at most {MAX_VALUES} values")
     return items
 
 
@@ -111,7 +111,7 @@ def _holds(node: ast.expr, names: Mapping[str, Any]) -> bool:
             return (all if isinstance(op, ast.And) else any)(_holds(value, names) for value in values)
         case ast.Compare(left=left, ops=[comparison], comparators=[right]) if type(comparison) in _COMPARISONS:
             return bool(_COMPARISONS[type(comparison)](_value(left, names), _value(right, names)))
-    raise NotLiteral(f"chooses by {ast.unparse(node)[:40]}, which is no comparison")
+    raise NotLiteral(f"chooses by {ast.unparse(node)[:40]}, which is not a comparison")
 
 
 def expression_of(text: str, names: Iterable[str]) -> str:
@@ -125,7 +125,7 @@ def expression_of(text: str, names: Iterable[str]) -> str:
     except UsageError as error:
         raise NotLiteral(str(error).removeprefix("it: ")) from None
     if unknown := sorted(expression.names - set(names)):
-        raise NotLiteral(f"`{text}` names {', '.join(unknown)}, which is no knob or axis")
+        raise NotLiteral(f"`{text}` names {', '.join(unknown)}, which is not a knob or axis")
     return " ".join(expression.text.split())
 
 
@@ -520,7 +520,7 @@ def knob_values(name: str, text: str, remarks: list[str]) -> list[Any]:
     try:
         values = values_of(text)
     except NotLiteral as error:
-        remarks.append(f"the knob {name}, whose values are no list: {error}")
+        remarks.append(f"the knob {name}, whose values are not a list: {error}")
         return []
     return one_type(list(dict.fromkeys(values)))
 

@@ -82,7 +82,7 @@ def _look_through(session: Session, on_stage: Callable[[str], None]) -> list[Fau
         return faults  # what follows reads them
     for index in missing.indexes:
         assert index.table is not None  # it is one of a table's
-        faults.append(Fault(f"the index {index.name} of the table {index.table.name} is not there", mended=True))
+        faults.append(Fault(f"the index {index.name} of the table {index.table.name} is missing", mended=True))
     for view, wrong in sorted(damaged_views(session.connection()).items()):
         faults.append(Fault(f"the view {view} {wrong}", mended=True))
     for name, look in {"the file": _of_file, **_looks(), "chains": broken}.items():
@@ -98,9 +98,9 @@ def _look_through(session: Session, on_stage: Callable[[str], None]) -> list[Fau
     try:
         check_standings(session)
     except Damaged as damaged:
-        faults.append(Fault(f"the ranking does not follow from the figures: {damaged}", mended=True))
+        faults.append(Fault(f"the stored ranking does not match the figures: {damaged}", mended=True))
     for run in find_suspects(session):
-        faults.append(Fault(f"run {run} is said to be running, and its process no longer shows that it lives", True))
+        faults.append(Fault(f"run {run} is marked as running, but its process no longer sends heartbeats", True))
     return faults
 
 
@@ -137,9 +137,9 @@ def _stand_still(session: Session) -> None:
 def _unreadable(missing: Missing) -> Iterator[str]:
     for name in missing.tables:
         whose = " of Optuna's, which keeps the studies," if name in OPTUNA_TABLES else ""
-        yield f"the table {name}{whose} is not there"
+        yield f"the table {name}{whose} is missing"
     for column in missing.columns:
-        yield f"the column {column.name} of the table {column.table.name} is not there"
+        yield f"the column {column.name} of the table {column.table.name} is missing"
 
 
 def _of_file(session: Session) -> Iterator[str]:
@@ -155,7 +155,7 @@ def _references(session: Session) -> Iterator[str]:
     if session.get_bind().dialect.name != "sqlite":
         return
     for table, row, parent, _ in session.execute(text("PRAGMA foreign_key_check")):
-        yield f"row {row} of the table {table} names a row of {parent} that is not there"
+        yield f"row {row} of the table {table} refers to a row of {parent} that does not exist"
 
 
 def _of_rows(session: Session, row: type[Base]) -> Iterator[str]:
@@ -258,11 +258,11 @@ def violated(session: Session, trial: int | None = None) -> Iterator[str]:
     for invariant in INVARIANTS:
         query = f"SELECT c.id FROM candidates c JOIN runs r ON r.id = c.run_id WHERE {invariant.broken}{of_one}"
         for number in session.scalars(text(f"{query} ORDER BY c.id"), named):
-            yield f"trial {number} breaks what must hold: {invariant.holds}"
+            yield f"trial {number} violates an invariant: {invariant.holds}"
     yield from _without_origin(session, trial)
     if trial is None:
         for device in session.scalars(text(f"{_UNNAMED_DEVICES} ORDER BY d.id")):
-            yield f"device {device} breaks what must hold: a device is that of a run"
+            yield f"device {device} violates an invariant: a device belongs to a run"
 
 
 def _without_origin(session: Session, trial: int | None) -> Iterator[str]:
@@ -275,7 +275,7 @@ def _without_origin(session: Session, trial: int | None) -> Iterator[str]:
     removed = integrity.removed(session, CandidateRow.__tablename__) if orphans else set()
     for number, origin in orphans:
         if origin not in removed:
-            yield f"trial {number} took over the end of trial {origin}, which is not there and was not removed"
+            yield f"trial {number} reuses the outcome of trial {origin}, which is missing and was not removed"
 
 
 # ── damage in a file ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -297,7 +297,7 @@ def find_damage(path: Path) -> str | None:
 
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-        # what is no text is found like any damage
+        # what is not text is found like any damage
         connection.text_factory = lambda stored: stored.decode(errors="replace")
         return connection
 

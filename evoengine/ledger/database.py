@@ -141,15 +141,14 @@ def parse_url(text_or_path: str) -> URL:
             raise ValueError("the first of two @ would end the password")
     except (ArgumentError, ValueError) as error:
         remedy = f"write a file name or {_EXAMPLES}, with %40 for an @ in a password, %3A for : and %2F for /"
-        raise UsageError(f"{hide_passwords(text_or_path)!r} is no database URL; {remedy}") from error
+        raise UsageError(f"{hide_passwords(text_or_path)!r} is not a database URL; {remedy}") from error
     if url.drivername in ("postgresql", "postgresql+psycopg"):
         return url.set(drivername="postgresql+psycopg")
     if url.drivername not in ("sqlite", "sqlite+pysqlite"):
-        raise UsageError(f"a ledger lives in SQLite or PostgreSQL, not in {url.drivername}; write {_EXAMPLES}")
+        raise UsageError(f"a ledger is an SQLite or PostgreSQL database, not {url.drivername}; write {_EXAMPLES}")
     if url.database in (None, "", ":memory:") or url.query:
         raise UsageError(
-            f"{hide_passwords(text_or_path)!r} names no file, and a ledger has to outlive its process; "
-            f"write {_EXAMPLES}"
+            f"{hide_passwords(text_or_path)!r} names no file, and a ledger must outlive its process; write {_EXAMPLES}"
         )
     return url.set(drivername="sqlite")
 
@@ -334,7 +333,7 @@ def _require_name(url: URL) -> None:
             os.lstat(url.database or "")
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"the ledger {url.database} has a name that is no text in this locale; name a file that has one with --db"
+            f"the ledger {url.database} has a name that is not text in this locale; name another file with --db"
         ) from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
@@ -379,7 +378,7 @@ def _check_file(url: URL, create: bool) -> bool:
     if not path.exists():
         if not create:
             log = Path(f"{path}-wal")
-            is_of = f"; {log.name} beside it is the write-ahead log of a file that is not there"
+            is_of = f"; {log.name} beside it is the write-ahead log of a file that does not exist"
             raise _no_ledger(url, is_of if log.exists() else "")
         try:
             path.parent.mkdir(exist_ok=True)

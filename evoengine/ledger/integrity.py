@@ -375,12 +375,12 @@ def _broken_links(connection: sa.Connection, run: int) -> Iterator[str]:
     if end is None:
         is_new = run == LEDGER and connection.scalar(sa.select(RunRow.id).limit(1)) is None
         if not is_new or _links(connection, run):
-            yield f"the chain of {_name(run)} is not there"
+            yield f"the chain of {_name(run)} is missing"
         return
     before, expected = "", 1
     for number, what, rows, at, total in _links(connection, run):
         if number != expected:
-            yield f"link {expected} of {_name(run)} is not there"
+            yield f"link {expected} of {_name(run)} is missing"
             return
         if total != link_sum(before, run, number, what, rows, at):
             yield f"link {number} of {_name(run)} is not what was written"
@@ -405,7 +405,7 @@ def _differing(connection: sa.Connection, run: int, held: Numbers) -> Iterator[s
     for table in sorted(held):
         here, written = held.get(table, set()), noted.get(table, set())
         for number in sorted(written - here):
-            yield f"row {number} of the table {table} is not there any more: the chain of {_name(run)} notes it"
+            yield f"row {number} of the table {table} was deleted: the chain of {_name(run)} lists it"
         for number in sorted(here - written):
             yield f"row {number} of the table {table} is in no link of {_name(run)}: evoengine did not write it"
 

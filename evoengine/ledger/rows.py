@@ -168,7 +168,7 @@ def next_kernel_json(kernel: NextKernel) -> dict[str, object]:
 
 
 def read_next_kernel(stored: Mapping[str, Any]) -> NextKernel:
-    """Read a kernel behind the first. Raises KeyError and TypeError if a part is missing or is no list."""
+    """Read a kernel behind the first. Raises KeyError and TypeError if a part is missing or is not a list."""
     launch = Launch(tuple(stored["grid"]), stored["threads"], stored["shared_bytes"], tuple(stored["block_yz"]))
     return NextKernel(stored["entry"], launch)
 

@@ -134,8 +134,8 @@ def require_fence(connection: Connection, run: int, fence: int) -> None:
     query = _FENCE if connection.dialect.name == "sqlite" else _FENCE_SHARED
     if connection.scalar(query, {"run": run}) != fence:
         raise MachineError(
-            f"this process stood still for more than {KILLED_AFTER_SECONDS:g} s, so another search took run {run} for "
-            "killed and goes on with what it left: nothing more is written, search again"
+            f"this process was suspended for more than {KILLED_AFTER_SECONDS:g} s, so another search considered "
+            f"run {run} killed and continues its trials; this process writes nothing more: search again"
         )
 
 
@@ -174,8 +174,8 @@ class Heart:
 RETRIES = 4
 """how often a candidate is tried again, alone, that was in flight when its search was killed. Kernels run in other
 processes, so whatever killed the search is no verdict on them; but what takes down the machine is not tried for ever"""
-WHY_KILLED = "was under way when the process of its search was killed"
-WHY_INTERRUPTED = "was under way when its search was ended"
+WHY_KILLED = "was being evaluated when the process of its search was killed"
+WHY_INTERRUPTED = "was being evaluated when its search ended"
 
 
 def end_unfinished(session: Session, run: int, *, killed: bool) -> None:

@@ -202,7 +202,7 @@ def damaged_views(connection: sa.Connection) -> dict[str, str]:
 
     PostgreSQL does not keep the text of a view, so there only missing ones are found.
     """
-    found = {name: "is not there" for name in VIEWS.keys() - sa.inspect(connection).get_view_names()}
+    found = {name: "is missing" for name in VIEWS.keys() - sa.inspect(connection).get_view_names()}
     if connection.dialect.name == "sqlite":
         kept = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'view'")
         changed = [name for name, sql in kept if name in VIEWS and sql != _creation(name, "sqlite")]

@@ -83,7 +83,7 @@ from evoengine.records import (
 
 Row = TypeVar("Row", bound=Base)
 Record = TypeVar("Record")
-WHOLE_BATCH = 200
+CANDIDATE_BATCH = 200
 """candidates that are read together, with their sources"""
 
 
@@ -232,7 +232,7 @@ class Ledger:
         said = False
         while looked_at := [run for run in self.look_for_killed() if wanted(run)]:
             if not said:
-                echo(f"run {looked_at[0]} has not been heard of for a while: looking whether it still goes on")
+                echo(f"run {looked_at[0]} has sent no heartbeat for a while: checking whether it is still running")
                 said = True
             time.sleep(POLL_SECONDS)
 
@@ -525,9 +525,9 @@ class Ledger:
         wanted = narrowed(select(CandidateRow.id), Wanted(run, problem, gpu, named))
         return read_trials(self.database.reading, wanted, resources=resources, newest_first=newest_first)
 
-    def whole(self, trials: Sequence[int]) -> Iterator[Candidate]:
+    def candidates_by_id(self, trials: Sequence[int]) -> Iterator[Candidate]:
         """Yield the candidates of these numbers, in their order and a batch at a time, without cubins."""
-        for some in batches(trials, WHOLE_BATCH):
+        for some in batches(trials, CANDIDATE_BATCH):
             yield from self._load(select(CandidateRow).where(CandidateRow.id.in_(some)))
 
     def count(self, problem: str | None = None, gpu: str | None = None, *, run: int | None = None) -> int:

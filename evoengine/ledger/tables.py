@@ -124,7 +124,7 @@ class RunRow(Checked, Base):
     imported_from: Mapped[str | None]
     """null of runs of this ledger's own; else where the run came from, as text that can be shown"""
     trials: Mapped[int | None]
-    """how many it was asked for; null of runs that are no search"""
+    """how many it was asked for; null of runs that are not searches"""
     seconds: Mapped[float | None]
     """how long it may take, over all its processes; null where that is open"""
     conditions: Mapped[dict[str, Any] | None] = mapped_column(sa.JSON(none_as_null=True))

@@ -404,12 +404,11 @@ class Database:
     def _told_lost(self, lost: FileLost) -> str:
         told = f"the ledger {display_url(self.url)} {lost} while it was in use"
         if not self.finished:
-            return f"{told}: nothing of this search is in what is there now"
+            return f"{told}: the file there now has no trial of this search"
         finished = spans(self.finished)
         if lost.holds_all:
-            return f"{told}: it holds what ended before ({finished}), and nothing later"
-        lost_trials = f"what ended in this search ({finished}) is not in what is there now"
-        return f"{told}: {lost_trials}, except what was copied before"
+            return f"{told}: it has the trials that ended before ({finished}), but none later"
+        return f"{told}: the trials that ended in this search ({finished}) are lost, except those copied before"
 
     @contextmanager
     def reading(self) -> Iterator[Session]:

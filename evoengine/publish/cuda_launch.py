@@ -92,7 +92,7 @@ def _value(node, sizes):
             return tuple(_value(part, sizes) for part in parts)
         case ast.Call(func=ast.Name(id=name), args=arguments):
             return _CALLS[name](*(_value(part, sizes) for part in arguments))
-    raise ValueError(f"kernel.json holds {ast.unparse(node)}, which is no expression of sizes")
+    raise ValueError(f"kernel.json holds {ast.unparse(node)}, which is not an expression of sizes")
 
 
 class Plan:

@@ -250,8 +250,8 @@ class CpuEvaluator(Evaluator):
 def without_executor(arguments: TaskArguments) -> Callable[[Rejection], TaskArguments | None]:
     """Return a function that retries a task once whose process ended, with the reason as its last argument.
 
-    The gate reports what a kernel does wrong. A process that ends in the middle is no fault of the kernel's, but of the
-    executor or the model, which run in it.
+    The gate reports what a kernel does wrong. A process that dies shows a fault of the executor or
+    the model, which run in it, and not of the kernel.
     """
     failed: list[str] = []
 

@@ -64,7 +64,7 @@ class FirstBuild:
             raise self._failed
         for build in (self._executor, self._emulator if both else None):
             if build and isinstance(found := build.result(), Rejection):
-                raise MachineError(f"what judges without a GPU cannot be built: {found.reason}")
+                raise MachineError(f"the judges that need no GPU cannot be built: {found.reason}")
 
     def close(self) -> None:
         """End the build if it is still running, and remove what it has not finished."""

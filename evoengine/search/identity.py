@@ -75,7 +75,7 @@ def digest_of_files(folder: Path, files: Iterable[Path]) -> str:
 def kernel_identity(workload: AnyWorkload) -> str | None:
     """Return the sha256 of a user's own kernel, over reference, definition and text; None for other workloads.
 
-    Verdicts and figures of one identity are ranked together. The search space is no part of it.
+    Verdicts and figures of one identity are ranked together. The search space is not part of it.
     """
     if workload.definition_text is None:
         return None

@@ -52,11 +52,15 @@ def load(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}; give a recorded space") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no recorded space: it must be a JSON object, plain or gzipped") from error
+        raise UsageError(f"{path} is not a recorded space: it must be a JSON object, plain or gzipped") from error
     except ValueError as error:
-        raise UsageError(f"{path} is no recorded space: {error}; it must be a JSON object, plain or gzipped") from error
+        raise UsageError(
+            f"{path} is not a recorded space: {error}; it must be a JSON object, plain or gzipped"
+        ) from error
     if not isinstance(content, dict):
-        raise UsageError(f"{path} is no recorded space: it must be a JSON object, or a log of one that was cut short")
+        raise UsageError(
+            f"{path} is not a recorded space: it must be a JSON object, or a log of one that was cut short"
+        )
     return content
 
 
@@ -224,7 +228,7 @@ def read_recorded(path: Path) -> RecordedSpace:
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         wrong = printable(f"{type(error).__name__}: {error}")
         raise UsageError(
-            f"{path}: a part is missing or not as its format wants it ({wrong}); give a file as the tuner wrote it"
+            f"{path}: a part is missing or malformed ({wrong}); give a file as the tuner wrote it"
         ) from error
 
 
@@ -285,7 +289,7 @@ def _entries(
     if isinstance(content.get("results"), list):
         scale = _milliseconds(content.get("metadata", {}).get("timeunit", "milliseconds"), path)
         return None, scale, [_t4_entry(e, scale, path) for e in content["results"]]
-    raise UsageError(f"{path} is no recorded space: it must be a Kernel Tuner cache file or FAIR T4 results")
+    raise UsageError(f"{path} is not a recorded space: it must be a Kernel Tuner cache file or FAIR T4 results")
 
 
 def _device(content: Mapping[str, Any]) -> str | None:
@@ -352,9 +356,9 @@ def _samples(entries: Sequence[_Entry], path: Path) -> np.ndarray:
     try:
         samples = np.fromiter(chain.from_iterable(e.samples for e in entries), np.float64)
     except (OverflowError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} has a sample that is no time ({error}); each must be a number") from error
+        raise UsageError(f"{path} has a sample that is not a time ({error}); each must be a number") from error
     if not ((samples >= 0) & (samples < FAILED)).all():
-        raise UsageError(f"{path} has a sample that is no time; each must be from 0 to {FAILED:g}")
+        raise UsageError(f"{path} has a sample that is not a time; each must be from 0 to {FAILED:g}")
     return samples
 
 

@@ -176,7 +176,7 @@ _ASSIGNMENT = re.compile(r"(?<![=!<>])=(?!=)")
 def _parsed(text: str) -> ast.expr:
     """Return the checked tree, shared by all callers and never modified.
 
-    Raises _Forbidden if the text is no expression of the language.
+    Raises _Forbidden if the text is not an expression of the language.
     """
     try:
         tree = ast.parse(f"(\n{text}\n)" if "\n" in text else text, mode="eval").body
@@ -384,7 +384,7 @@ class Where:
         return value
 
     def require_known(self, missing: Sequence[str], known: Iterable[str]) -> None:
-        """Raise UsageError if the expression names any of `missing`, which are no knobs."""
+        """Raise UsageError if the expression names any of `missing`, which are not knobs."""
         names = sorted(known)
         for name in missing:
             near = difflib.get_close_matches(name, names, n=1)

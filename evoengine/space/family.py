@@ -77,7 +77,7 @@ class Family:
                 raise UsageError(f"{expression.where}: `{expression.text}` is text; it must be a number or a condition")
 
     def _device_limits(self) -> list[Constraint]:
-        """Return the limits of a launch on the GPU as constraints: what breaks one is no configuration of the space."""
+        """Return the limits of a launch on the GPU as constraints of the space."""
         return [limit for rule in self.launch_rule.kernels for limit in self._limits_of(rule)]
 
     def _limits_of(self, rule: LaunchRule) -> list[Constraint]:

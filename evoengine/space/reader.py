@@ -383,4 +383,4 @@ class _Reader:
 def _check_acyclic(lets: Mapping[str, Expression]) -> None:
     for name, let in lets.items():
         if name in dependencies(let, lets):
-            raise UsageError(f"{let.where}: let {name} is defined by way of itself: `{let.text}`")
+            raise UsageError(f"{let.where}: let {name} is defined in terms of itself: `{let.text}`")

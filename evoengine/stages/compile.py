@@ -72,7 +72,7 @@ def compile_source(source: Source, arch: str) -> Binary:
     except _NotInText as failure:
         _require_working(arch)
         if "memory" in str(failure):
-            raise CompileFailed(f"{failure} ({COMPILE_BYTES / 2**30:g} GiB is what it may take)") from None
+            raise CompileFailed(f"{failure} ({COMPILE_BYTES / 2**30:g} GiB is the limit)") from None
     return _compile(source, arch)
 
 

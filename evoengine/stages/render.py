@@ -92,7 +92,7 @@ def _fill(template: Template) -> str:
     except jinja2.TemplateNotFound as error:
         raise UsageError(_missing(folders, name, error)) from None
     except jinja2.TemplateSyntaxError as error:
-        hint = "Jinja reads what {%, {{ or {# begins: put a space behind such a brace of CUDA's own"
+        hint = "Jinja reads what {%, {{ or {# begins: put a space after such a brace in CUDA text"
         raise UsageError(f"{error.filename or error.name}:{error.lineno}: {error.message}; {hint}") from None
     except (MemoryError, OSError, UsageError):
         raise

@@ -352,8 +352,8 @@ def use(*places: str | os.PathLike[str], key: str | os.PathLike[str] | None = No
     A place is the folder of an export (or one that holds several), that of a dispatch table, a ledger (a file or a
     URL), or the address of a server, whose token is in EVOENGINE_TOKEN. From a server no Python code is taken, only the
     binary and its description. What was chosen before is chosen again. With `key`, a public key in PEM, only exports
-    are used whose machine code has a record that it signed. Raises UsageError or NothingFound for what is no place, and
-    UsageError for what is no key, MachineError for a server where the extra `client` is not installed.
+    are used whose machine code has a record that it signed. Raises UsageError or NothingFound for what is not a place,
+    UsageError for what is not a key, and MachineError for a server where the extra `client` is not installed.
     """
     signer = None if key is None else Path(key)
     if signer:

@@ -133,7 +133,7 @@ def examine(host: Host, gpu: Gpu) -> Examined:
     return Examined(program.sizes, program.kernel.settings)
 
 
-NO_REFERENCE = "without --reference nothing says what is right: hazards, races, bad accesses and NaN are looked for"
+NO_REFERENCE = "without --reference outputs are not compared: only hazards, races, bad accesses and NaN are found"
 
 
 def check(host: Host, sizes: Mapping[str, int], gpu: Gpu) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ def predict_launch(contender: CompiledCandidate, clock: Clock, cold: bool) -> Pr
     try:
         reached = _reach(stated)
         if reached.loaded.cubin != contender.binary.cubin:
-            raise Unpredictable(f"Triton makes other machine code of it than before: {compiler_version()}")
+            raise Unpredictable(f"Triton compiles it to different machine code than before: {compiler_version()}")
         arguments = reached.arguments
         launch = prepare(reached.loaded.kernel, reached.geometry, arguments.parameters, 0, mapped=arguments.for_model())
         return predict(reached.loaded.program, launch, find_chip(stated.gpu.key), clock=clock, cold=cold)
@@ -351,7 +351,7 @@ def with_functions(host: Host) -> Host:
     try:
         tree = ast.parse(host.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UsageError(f"{host.file} is no text of Python: {error}") from None
+        raise UsageError(f"{host.file} is not Python text: {error}") from None
     kernel = _extracted(host, tree)
     framework = _framework(host, tree)
     served = Served(framework, host.kernel, host.call)

@@ -156,7 +156,7 @@ class _Reader:
             array = np.load(self.folder / str(name), allow_pickle=False)
             tensor = torch.from_numpy(np.ascontiguousarray(array))
         except (OSError, ValueError, TypeError) as error:
-            raise UsageError(f"{where}: {name!r} is no array that NumPy reads: {error}") from None
+            raise UsageError(f"{where}: {name!r} is not an array that NumPy reads: {error}") from None
         if tuple(tensor.shape) != shape:
             raise UsageError(f"{where}: {name!r} has the shape {tuple(tensor.shape)}; the tensor has {shape}")
         if dtype is None or tensor.dtype == dtype:
@@ -174,7 +174,7 @@ class _Reader:
         described = {POINTER: value} if isinstance(value, str) else _object(value, where, (POINTER, "offset", "name"))
         name, offset = str(described.get(POINTER)), described.get("offset", 0)
         if name not in self.tensors:
-            raise UsageError(f"{where} points to {name!r}, which is no tensor{did_you_mean(name, self.tensors)}")
+            raise UsageError(f"{where} points to {name!r}, which is not a tensor{did_you_mean(name, self.tensors)}")
         if type(offset) is not int or not 0 <= offset <= self.tensors[name].nbytes:
             raise UsageError(f"{where} has the offset {offset!r}; {name} has {self.tensors[name].nbytes} bytes")
         return name, offset
@@ -265,7 +265,7 @@ def _list(value: Any, where: str) -> Sequence[Any]:
 def _integers(value: Any, where: str) -> Sequence[int]:
     for one in _list(value, where):
         if type(one) is not int or not 0 <= one < 1 << 40:
-            raise UsageError(f"{where} has {_short(one)}, which is no number from 0 to 2^40")
+            raise UsageError(f"{where} has {_short(one)}, which is not a number from 0 to 2^40")
     found: Sequence[int] = value
     return found
 

@@ -70,7 +70,9 @@ def parse_problem(text: str) -> tuple[AnyWorkload, Problem]:
         if "-" in parts and (
             hint := did_you_mean(text, _sets())
         ):  # only in the name of a set, never in a part of a problem
-            raise UsageError(f"{text!r} is no problem, such as {workload.example}, and no named set{hint}") from error
+            raise UsageError(
+                f"{text!r} is not a problem, such as {workload.example}, and no named set{hint}"
+            ) from error
         raise
 
 

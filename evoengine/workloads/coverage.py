@@ -48,7 +48,7 @@ def remainder_cells(axis: str, tile: int, own: int, unit: int = 1, near: int = N
     """Yield the cells of an axis that is cut into tiles.
 
     They are lengths that end with a tile, up to `near` units before or after its end, or with the problem's own tail,
-    and a single unit. Lengths are multiples of `unit`. Remainders that a tile cannot have are no cells.
+    and a single unit. Lengths are multiples of `unit`. Remainders that a tile cannot have are not cells.
     """
     yield Cell(axis, "one alone")
     for away in range(-near, near + 1):

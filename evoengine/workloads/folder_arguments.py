@@ -94,7 +94,7 @@ def _map(name: str, entry: Any, tensors: Collection[str], where: str, fail: Fail
         if key not in _MAP_KEYS:
             fail(f"{at} has the unknown key {key!r}; known are {', '.join(_MAP_KEYS)}")
     if entry["tensor"] not in tensors:
-        fail(f"{at} views {entry['tensor']!r}, which is no tensor; tensors are {', '.join(tensors)}")
+        fail(f"{at} views {entry['tensor']!r}, which is not a tensor; tensors are {', '.join(tensors)}")
     dims, strides, box = (_sizes(entry.get(key, []), f"{at}.{key}", where, fail) for key in ("dims", "strides", "box"))
     if (
         not 1 <= len(dims) <= MOST_RANK
@@ -170,7 +170,7 @@ def _part(offset: str, value: Any, known: Collection[str], size: int, at: str, w
 def map_argument(rule: MapRule, of: TensorParameter | ScratchParameter, scope: Scope, exact: bool) -> TensorMapArgument:
     """Return the map of a tensor. Without `exact`, sizes that depend on a knob without a value are 1.
 
-    Raises UsageError if a size is no integer.
+    Raises UsageError if a size is not an integer.
     """
     element = DTYPE_BYTES[of.dtype]
     dims, box = (tuple(_whole(size, scope, exact) for size in sizes) for sizes in (rule.dims, rule.box))
@@ -228,7 +228,7 @@ def _scalar(name: str, kind: str, value: Expression, scope: Scope, exact: bool) 
     try:
         raw = struct.pack(f"<{SCALARS[kind]}", number)
     except (struct.error, OverflowError, TypeError):
-        raise UsageError(f"{value.where}: `{value.text}` is {number}, which is no {kind}") from None
+        raise UsageError(f"{value.where}: `{value.text}` is {number}, which is not {kind}") from None
     return ScalarArgument(name, np.void(raw)), len(raw)
 
 
@@ -246,5 +246,5 @@ def _whole(expression: Expression, scope: Scope, exact: bool) -> int:
     if isinstance(value, Symbol):
         return cast(int, value)
     if type(value) is not int or value < 0:
-        raise UsageError(f"{expression.where}: `{expression.text}` is {value}, which is no size")
+        raise UsageError(f"{expression.where}: `{expression.text}` is {value}, which is not a size")
     return value

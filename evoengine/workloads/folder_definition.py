@@ -173,7 +173,7 @@ class Definition:
     def sizes(self, given: Mapping[str, int]) -> dict[str, int]:
         """Return the value of every axis, given those of the var axes.
 
-        Raises UsageError if one is no positive int32.
+        Raises UsageError if one is not a positive int32.
         """
         known = {a.name: a.value if a.value is not None else given[a.name] for a in self.axes if not a.expression}
         derived = {axis.name: axis.expression for axis in self.axes if axis.expression}
@@ -209,7 +209,7 @@ class Definition:
 
 
 def whole(expression: Expression, sizes: Mapping[str, Any]) -> int:
-    """Return an expression's value as a size. Raises UsageError if it is no integer from 1 to LARGEST_AXIS.
+    """Return an expression's value as a size. Raises UsageError if it is not an integer from 1 to LARGEST_AXIS.
 
     The value of an expression of Symbols is a Symbol.
     """
@@ -249,7 +249,7 @@ class FolderProblem:
 
 
 def shape_of(item: Item, problem: FolderProblem) -> tuple[int, ...]:
-    """Return the shape of an item. Raises UsageError if a size is no positive integer."""
+    """Return the shape of an item. Raises UsageError if a size is not a positive integer."""
     axes = problem.axes
     return tuple(whole(size, axes) for size in item.shape or ())
 
@@ -257,7 +257,7 @@ def shape_of(item: Item, problem: FolderProblem) -> tuple[int, ...]:
 def written_ranges(item: Item, problem: FolderProblem) -> tuple[range, ...] | None:
     """Return the indices along each dimension that the kernel writes; None for all of them.
 
-    Raises UsageError if one is no range within the output.
+    Raises UsageError if one is not a range within the output.
     """
     if item.writes is None:
         return None
@@ -366,7 +366,7 @@ def scratch_parameter(
 ) -> ScratchParameter:
     """Return scratch memory with its size, an expression of axes, knobs and the space's lets.
 
-    Without a configuration, sizes that depend on a knob are 1. Raises UsageError if a size is no positive integer.
+    Without a configuration, sizes that depend on a knob are 1. Raises UsageError if a size is not a positive integer.
     """
     scope = scope_of(definition, problem, config)
     try:
@@ -413,7 +413,7 @@ def tiles(definition: Definition, axes: Iterable[str], config: Config) -> dict[s
 def _read(text: str) -> _Space:
     """Return the constraints without a condition, the lets of every family and the grids.
 
-    Raises UsageError if the text is no space file; the space's own reader reports the exact fault.
+    Raises UsageError if the text is not a space file; the space's own reader reports the exact fault.
     """
     try:
         return _parsed(parse_toml(text) if text else {})
@@ -467,7 +467,7 @@ def _parts(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _divisor(node: ast.expr, scope: Scope) -> int:
-    """Return the product of the divisors along a chain of divisions; 0 if one is no size.
+    """Return the product of the divisors along a chain of divisions; 0 if one is not a size.
 
     ceil_div(ceil_div(n, 32), 4) divides n into tiles of 128.
     """

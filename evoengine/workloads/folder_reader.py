@@ -77,7 +77,7 @@ def parse_definition(text: str, where: str) -> Definition:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def require_name(name: object, where: str, what: str) -> str:
@@ -178,7 +178,7 @@ class _Reader:
             self._fail(f"{at} must be a number or an expression of axes in quotes, not {json.dumps(value)[:60]}")
         expression = Expression.parse(value if isinstance(value, str) else repr(value), f"{self.where}: {at}")
         for name in sorted(expression.names - self.names):
-            self._fail(f"{at} names {name}, which is no axis; axes are {', '.join(sorted(self.names)) or 'none'}")
+            self._fail(f"{at} names {name}, which is not an axis; axes are {', '.join(sorted(self.names)) or 'none'}")
         return expression
 
     def _axes(self) -> tuple[Axis, ...]:
@@ -221,7 +221,7 @@ class _Reader:
         while left:
             ready = {name for name, rule in left.items() if rule.names <= known}
             if not ready:
-                self._fail(f"the axes {', '.join(left)} are defined by way of each other; make one of them var")
+                self._fail(f"the axes {', '.join(left)} are defined in terms of each other; make one of them var")
             known |= ready
             left = {name: rule for name, rule in left.items() if name not in ready}
 
@@ -268,7 +268,7 @@ class _Reader:
         for name in listed:
             if not isinstance(name, str) or name not in self.inputs or self.inputs[name].shape is None:
                 tensors = ", ".join(item.name for item in self.inputs.values() if item.shape is not None)
-                self._fail(f"inout names {name!r}, which is no tensor among the inputs: {tensors}")
+                self._fail(f"inout names {name!r}, which is not an input tensor: {tensors}")
         return tuple(self.inputs[name] for name in dict.fromkeys(listed))
 
     def _own_names(self, key: str, taken: set[str]) -> dict[str, Any]:
@@ -330,7 +330,9 @@ class _Reader:
         listed = self._list("compile_time")
         for name in listed:
             if not isinstance(name, str) or name not in self.names:
-                self._fail(f"compile_time names {name!r}, which is no axis; axes are {', '.join(sorted(self.names))}")
+                self._fail(
+                    f"compile_time names {name!r}, which is not an axis; axes are {', '.join(sorted(self.names))}"
+                )
         baked = {axis.name for axis in self.axes if axis.value is not None} | set(listed)
         while more := {a.name for a in self.axes if a.expression and a.expression.names <= baked} - baked:
             baked |= more
@@ -343,7 +345,7 @@ class _Reader:
             if not isinstance(name, str) or name not in self.inputs or self.inputs[name].shape is None:
                 tensors = ", ".join(item.name for item in self.inputs.values() if item.shape is not None)
                 self._fail(
-                    f"constants gives {symbol} the contents of {name!r}, which is no tensor among the inputs: {tensors}"
+                    f"constants gives {symbol} the contents of {name!r}, which is not an input tensor: {tensors}"
                 )
             if symbol in self.inputs and symbol != name:
                 self._fail(
@@ -388,7 +390,7 @@ class _Reader:
             self._fail(f"{at} must be a list of names, in the order of the kernel's parameters")
         for name in order:
             if name not in items and name not in self.names:
-                self._fail(f"{at} names {name!r}, which is no input, output, scratch memory or axis")
+                self._fail(f"{at} names {name!r}, which is not an input, output, scratch memory or axis")
             if name in constants:
                 self._fail(f"{at} names {name}, which is in constants; the kernel gets it in one way")
         if len(set(order)) < len(order):
@@ -456,7 +458,7 @@ class _Reader:
         fixed = {axis.name: axis.value for axis in self.axes if axis.value is not None}
         for name, value in axes.items():
             if name not in self.names:
-                self._fail(f"{at} gives {name}, which is no axis; axes are {', '.join(sorted(self.names))}")
+                self._fail(f"{at} gives {name}, which is not an axis; axes are {', '.join(sorted(self.names))}")
             if type(value) is not int or not 1 <= value <= LARGEST_AXIS:
                 self._fail(f"{at} gives {name} the value {value!r}; an axis is an integer from 1 to {LARGEST_AXIS}")
             if fixed.get(name, value) != value:
@@ -466,7 +468,7 @@ class _Reader:
     def _draws(self, entries: Mapping[str, Any], at: str) -> dict[str, Draw]:
         for name in entries:
             if name not in self.inputs:
-                self._fail(f"{at} names {name}, which is no input; inputs are {', '.join(self.inputs)}")
+                self._fail(f"{at} names {name}, which is not an input; inputs are {', '.join(self.inputs)}")
         return {name: self._draw(self.inputs[name], entry, f"{at}.{name}") for name, entry in entries.items()}
 
     def _draw(self, item: Item, entry: Any, at: str) -> Draw:
@@ -483,7 +485,7 @@ class _Reader:
             self._fail(f"{at}: {item.name} {takes}")
         value = entry.get("value")
         if "value" in entry and not _fits(value, item.dtype):
-            self._fail(f"{at} has the value {value!r}, which is no {item.dtype}")
+            self._fail(f"{at} has the value {value!r}, which is not {item.dtype}")
         if kind in ("indptr", "permutation") and item.dtype not in ("int32", "int64"):
             self._fail(f"{at} is {kind}, and {item.name} is {item.dtype}; indices are int32 or int64")
         if kind == "indptr" and len(item.shape or ()) != 1:
@@ -491,7 +493,7 @@ class _Reader:
         maker = entry.get("by")
         if kind == "made" and maker not in self.functions:
             known = ", ".join(self.functions) or 'none: name a .py file beside in "makers"'
-            self._fail(f"{at} is made by {maker!r}, which is no function of makers; functions there are {known}")
+            self._fail(f"{at} is made by {maker!r}, which is not a function of makers; functions there are {known}")
         low, high = (
             next((self._expression(entry[k], f"{at}.{k}") for k in keys if k in entry), None)
             for keys in (("low", "least"), ("high", "total"))
@@ -502,7 +504,7 @@ class _Reader:
             like = self.inputs[over] if over in before else None
             shapes = {tuple(size.text for size in one.shape or ()) for one in (item, like) if one is not None}
             if like is None or len(shapes) > 1 or like.dtype != item.dtype:
-                self._fail(f"{at} is over {over!r}, which is no input before {item.name} of its shape and dtype")
+                self._fail(f"{at} is over {over!r}, which is not an input before {item.name} of its shape and dtype")
         return Draw(kind, value, low, high, maker, over)
 
     def _tolerance(self, outputs: tuple[Item, ...]) -> Tolerance:

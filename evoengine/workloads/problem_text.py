@@ -80,7 +80,7 @@ def read_runs(value: str, name: str, text: str, of: str, most: int) -> Iterator[
         match = _RUN.match(part.strip())
         if not match:
             raise UsageError(
-                f"the problem {text!r} has {name}={value}, of which {part!r} is no length: write numbers from 0 on "
+                f"the problem {text!r} has {name}={value}, of which {part!r} is not a length: write numbers from 0 on "
                 f"with + between them, and 16x2048 for 16 {of} of 2048"
             )
         count = read_size(match[1] or "1")

@@ -152,7 +152,7 @@ class TritonWorkload(Workload[TritonProblem]):
             if not pair or pair[1] not in self._sizes:
                 known = f"write it like {self.example}" if self._sizes else f"{self.host.call} takes no sizes"
                 raise UsageError(
-                    f"the problem {text!r} has a part {part!r} that is no size of {self.host.call}; {known}"
+                    f"the problem {text!r} has a part {part!r} that is not a size of {self.host.call}; {known}"
                 )
             if pair[1] in given:
                 raise UsageError(f"the problem {text!r} gives {pair[1]} twice; write it like {self.example}")

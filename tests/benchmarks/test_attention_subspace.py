@@ -57,7 +57,7 @@ def test_the_table_has_quartiles_that_are_runs():
     "content, complaint",
     [
         (None, "cannot read"),
-        ("{}", "is no record of estimates"),
+        ("{}", "is not a record of estimates"),
         (json.dumps({"estimated_us": {}}), "lacks 2989 configurations"),
     ],
 )

@@ -55,5 +55,5 @@ def test_kernels_that_differ_in_more_or_were_not_measured_say_nothing(tmp_path):
     assert sweep.verdict(tmp_path / "a.db", PROBLEM, "h100") is None
     with open_ledger(db, create=False) as ledger:
         add_ranked(ledger, run, a_figure(410.0, Kind.MEASURED), {**start, "exp2_on_fma": 0.25}, "kernel3")
-    with pytest.raises(Unpredictable):  # these kernels are no machine code
+    with pytest.raises(Unpredictable):  # these kernels are not machine code
         sweep.verdict(tmp_path / "a.db", PROBLEM, "h100")

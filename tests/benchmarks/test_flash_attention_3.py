@@ -1,6 +1,6 @@
 """FlashAttention-3's own binaries, executed: they are right on a GPU, so what the executor makes of them must be too.
 
-The cubins are no part of the package; EVOENGINE_FA3 names the folder that holds them.
+The cubins are not part of the package; EVOENGINE_FA3 names the folder that holds them.
 """
 
 from __future__ import annotations

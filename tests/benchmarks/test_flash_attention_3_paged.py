@@ -1,6 +1,6 @@
 """The benchmark of FlashAttention-3's kernels with a page table: their parameters, and input that is no such library.
 
-The library is no part of the package; EVOENGINE_FA3_LIBRARY names it.
+The library is not part of the package; EVOENGINE_FA3_LIBRARY names it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The table beside FlashAttention-3: which start points stand in it, and when a row counts as reached.
 
-FlashAttention-3's cubins are no part of the package; EVOENGINE_FA3 names the folder that holds them.
+FlashAttention-3's cubins are not part of the package; EVOENGINE_FA3 names the folder that holds them.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def test_a_file_that_was_not_measured_is_refused(tmp_path, capsys):
     for further in ([], ["--measured", str(tmp_path / "other.json")]):
         assert benchmark.main(further) == 2
     said = capsys.readouterr().err
-    assert "give --kernels DIR or --measured FILE" in said and "is no file of measured_h100.py" in said
+    assert "give --kernels DIR or --measured FILE" in said and "is not a file of measured_h100.py" in said
 
 
 @pytest.mark.parametrize("rho", [0.9, 0.5, -0.2])

@@ -149,7 +149,7 @@ def test_a_file_at_fault_is_refused_before_anything_is_searched(folder, capsys, 
     monkeypatch.setattr(benchmark, "run_all", lambda *_: pytest.fail("searched"))
     (folder / "zebra.json").write_text("{}")
     assert benchmark.main(["--spaces", str(folder)]) == 2
-    assert "zebra.json is no recorded space" in capsys.readouterr().err
+    assert "zebra.json is not a recorded space" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path, capsys):

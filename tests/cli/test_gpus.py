@@ -114,7 +114,7 @@ def test_its_exported_run_takes_the_board_along(evoengine, searched, tmp_path):
         *more(
             [
                 ({"sms": 0}, "has sms 0; it must be a whole number from 1"),
-                ({"note": 1}, "which is no field of a GPU"),
+                ({"note": 1}, "which is not a field of a GPU"),
             ]
         ),
     ],

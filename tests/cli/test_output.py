@@ -72,7 +72,7 @@ def test_what_no_encoding_holds_is_escaped():
 def test_a_ledger_whose_name_is_no_text_is_refused_in_a_sentence(tmp_path):
     named = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.db")
     for create in (True, False):
-        with pytest.raises(UsageError, match="a name that is no text in this locale; name a file that has one"):
+        with pytest.raises(UsageError, match="a name that is not text in this locale; name another file"):
             open_ledger(named, create=create)
     assert list(tmp_path.iterdir()) == []
 

@@ -86,7 +86,7 @@ def test_a_recorded_search_says_that_it_has_times_alone(evoengine, tmp_path):
     assert (done.returncode, "has only times" in done.stderr, db.exists()) == (2, True, False)
 
 
-@pytest.mark.parametrize(("name", "said"), [("bad.json", "is no recorded space"), ("gone.json", "cannot read")])
+@pytest.mark.parametrize(("name", "said"), [("bad.json", "is not a recorded space"), ("gone.json", "cannot read")])
 def test_a_file_that_records_nothing_is_refused(evoengine, tmp_path, name, said):
     (tmp_path / "bad.json").write_text("{}")
     file = tmp_path / name

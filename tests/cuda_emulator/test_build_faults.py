@@ -40,7 +40,7 @@ MACHINE = {
     "killed for what is larger": ("candidate && say 'g++: fatal error: Killed signal terminated program'", "Killed"),
 }  # fmt: skip
 CANDIDATE = {
-    "memory": ("candidate && say 'cc1plus: out of memory allocating 8 bytes'", r"out of memory .*\(2 GiB is what it"),
+    "memory": ("candidate && say 'cc1plus: out of memory allocating 8 bytes'", r"out of memory .*\(2 GiB is the limit"),
     "compiler's fault": ("candidate && say 'internal compiler error: Segmentation fault'", "Segmentation fault"),
     "text": ("compiling \"$@\" && say 'kernel.cu:3:1: error: no such type'", "line 3: no such type"),
 }  # fmt: skip
@@ -108,7 +108,7 @@ def test_a_macro_that_expands_without_end_is_refused_by_the_limit_of_memory(monk
     monkeypatch.setattr(building, "BUILD_BYTES", 256 << 20)
     lines = ["#define A0 x,x,x,x,x,x,x,x,x,x", *(f"#define A{i} " + ",".join([f"A{i - 1}"] * 10) for i in range(1, 9))]
     bomb = Source("\n".join([*lines, f"int a[] = {{A8}}; // {time.monotonic_ns()}\n"]), "a", Launch((1, 1, 1), 32, 0))
-    with pytest.raises(KernelUnbuildable, match=r"memory.*\(0.25 GiB is what it may take\)"):
+    with pytest.raises(KernelUnbuildable, match=r"memory.*\(0.25 GiB is the limit\)"):
         build(bomb, "sm_90a")
 
 

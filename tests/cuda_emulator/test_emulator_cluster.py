@@ -196,7 +196,7 @@ def test_what_cannot_be_launched_is_named(emulate):
     o = np.zeros(256, np.int32)
     with pytest.raises(KernelCrashed, match="clusters of 16 blocks: the emulator runs 8 at most"):
         emulate(pair_text().replace("(2, 1, 1)", "(16, 1, 1)"), o, grid=(16, 1, 1), threads=128, shared=1280)
-    with pytest.raises(KernelUnbuildable, match=r"__cluster_dims__\(1, 2, 1\), where the emulator wants"):
+    with pytest.raises(KernelUnbuildable, match=r"__cluster_dims__\(1, 2, 1\), where the emulator requires"):
         emulate(pair_text().replace("(2, 1, 1)", "(1, 2, 1)"), o, grid=(2, 2, 1), threads=128, shared=1280)
     with pytest.raises(KernelCrashed, match="a cluster of 2 blocks of 64 threads"):
         emulate(pair_text(), o, grid=(2, 1, 1), threads=64, shared=1280)

@@ -42,7 +42,7 @@ def test_each_is_described_to_the_runtime_behind_its_body_and_owns_the_shared_va
 
 @pytest.mark.parametrize("dims", ["1, 2, 1", "N, 1, 1"])
 def test_a_cluster_that_the_emulator_cannot_run_is_named_with_its_line(dims):
-    with pytest.raises(KernelUnbuildable, match=rf"line 2: __cluster_dims__\({dims}\), where the emulator wants"):
+    with pytest.raises(KernelUnbuildable, match=rf"line 2: __cluster_dims__\({dims}\), where the emulator requires"):
         kernels(f"\n__global__ void __cluster_dims__({dims}) f() {{}}")
 
 

@@ -59,7 +59,7 @@ def test_bytes_that_nobody_waits_for_end_the_kernel(emulate, seed):
     a = tensor(40, 128)
     for wait in ("", "barrier_wait(full, 1);"):
         with pytest.raises(
-            KernelCrashed, match=r"ended with 1024 bytes under way to shared address 1024, which nobody waited"
+            KernelCrashed, match=r"ended with 1024 bytes in flight to shared address 1024, for which no thread"
         ):
             load(emulate, a, view(a.shape, (8, 64)), seed, WAIT=wait)
 

@@ -202,5 +202,5 @@ extern "C" __global__ void f(float* o) {
     assert emulate(text.replace("SYNC", "__syncthreads();"), np.zeros(1, np.float32))["o"][0] == 3
     unset = [emulate(text.replace("SYNC", ""), np.zeros(1, np.float32), seed=seed)["o"][0] for seed in range(6)]
     assert np.isnan(unset).any()
-    with pytest.raises(KernelUnbuildable, match="line 3: the emulator wants one name behind __shared__ union"):
+    with pytest.raises(KernelUnbuildable, match="line 3: the emulator requires one name after __shared__ union"):
         emulate(text.replace("} both", "} both, other"), np.zeros(1, np.float32))

@@ -153,7 +153,7 @@ def test_the_header_serves_a_smaller_problem_and_refuses_what_was_not_verified(k
     for number, (sizes, says) in enumerate(
         [
             ((2101, 72, 128), "m must be from 1 to 2100, the sizes that this kernel was verified for"),
-            ((130, 70, 128), "this kernel needs n % 8 == 0: TMA wants rows in memory that are multiples of 16"),
+            ((130, 70, 128), "this kernel needs n % 8 == 0: TMA requires rows in memory that are multiples of 16"),
         ]
     ):
         other = tmp_path / str(number)

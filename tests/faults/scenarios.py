@@ -59,7 +59,7 @@ Said = list[str]
 
 
 def run_workers(folder: Path) -> Said:
-    """Beside what keepers left that were killed, and before a process that is no worker."""
+    """Beside what keepers left that were killed, and before a process that is not a worker."""
     (left := folder / "tmp" / tasks.ORPHANED).mkdir()
     (left / "output").touch()
     kept_process._KEEPERS[True] = kept_process._Keeper(tasks.__name__)

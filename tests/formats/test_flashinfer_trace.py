@@ -193,7 +193,10 @@ def test_the_dialect_with_computed_axes_is_read(tmp_path):
             {"inputs": GEMM["inputs"] | {"B": {"shape": ["N", "K"], "dtype": "float8_e4m3fn"}}},
             "which the emulator does not have",
         ),
-        ({"inputs": GEMM["inputs"] | {"B": {"shape": ["N", "L"], "dtype": "float16"}}}, "names L, which is no axis"),
+        (
+            {"inputs": GEMM["inputs"] | {"B": {"shape": ["N", "L"], "dtype": "float16"}}},
+            "names L, which is not an axis",
+        ),
         ({"inputs": GEMM["inputs"] | {"B; rm -rf": {"shape": [], "dtype": "float16"}}}, "cannot name a tensor"),
         ({"inputs": None}, "inputs must be an object of tensors"),
         ({"reference": "x = 1"}, "the reference has no function run"),

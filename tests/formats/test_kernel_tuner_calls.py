@@ -271,7 +271,10 @@ def test_offsets_and_indices_are_drawn_as_the_script_has_them(tmp_path):
         (CALL.replace("}", "}, texmem_args={'tex': a}"), "passes textures (texmem_args), and CUDA has had no texture"),
         (CALL.replace("}", "}, lang='OpenCL'"), "tunes a kernel in OpenCL; evoengine takes CUDA"),
         (CALL.replace("[c", "[c[:0]"), "the argument c is an array of no elements; where its size is calculated"),
-        (CALL.replace("}", "}, defines={'x': lambda p: open(p)}"), "the value of 'x' in defines is no text, number or"),
+        (
+            CALL.replace("}", "}, defines={'x': lambda p: open(p)}"),
+            "the value of 'x' in defines is not text, number or",
+        ),
         (CALL.replace("TEXT", "'#include \"../up.cuh\"\\n' + TEXT"), "an include of"),
     ],
 )

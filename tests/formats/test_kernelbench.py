@@ -218,7 +218,7 @@ NO_TENSOR = (
     MODEL.replace("return [torch.randn(rows, columns)]", "return [torch.randn(rows, columns), 3]").replace(
         "self, x", "self, x, n"
     ),
-    "which is no tensor",
+    "which is not a tensor",
 )
 
 

@@ -75,7 +75,7 @@ def test_conditions_become_expressions_of_a_space(text, expression):
 @pytest.mark.parametrize(
     "text, complaint",
     {
-        "a < d": "names d, which is no knob or axis",
+        "a < d": "names d, which is not a knob or axis",
         "os.getpid() > 0": "calls os.getpid",
         "a[0] > 1": "holds a subscript",
         "lambda p: p['a'] > 1": "which is not allowed",

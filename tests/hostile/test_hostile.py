@@ -38,7 +38,7 @@ from tests.test_gpu_file import BOARD
 
 REFUSED, OK, NOTHING = 2, 0, 1
 TAKEN = 2
-"""of the mutated files that are no fault, so many go all the way"""
+"""of the mutated files that are not faults, so many go all the way"""
 
 
 def own() -> dict[str, Any]:
@@ -77,7 +77,7 @@ def outside(folder: Path) -> set[Path]:
 
 
 def call(*arguments: object) -> tuple[int, str]:
-    """The exit code, and what a person reads; any exception that is no refusal is a traceback, and fails."""
+    """The exit code, and what a person reads; any exception that is not a refusal is a traceback, and fails."""
     done = CliRunner().invoke(evoengine, list(map(str, arguments)))
     error = done.exception
     if isinstance(error, EvoengineError):
@@ -246,7 +246,7 @@ def kernel(folder):
 
 
 VERIFY = ("verify", "--kernel", "own", "--device", "emulator", "--config", "{}")
-"""the empty configuration is in no space: what is no fault is refused as well, and nothing is compiled"""
+"""the empty configuration is in no space: what is not a fault is refused as well, and nothing is compiled"""
 
 
 def bind(what: str, n: int) -> None:

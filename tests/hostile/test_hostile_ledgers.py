@@ -53,7 +53,7 @@ def damaged(sound, tmp_path) -> Path:
 
 
 def call(path: Path, *arguments: str) -> tuple[int, str]:
-    """Exit code and what was said, without the path; whatever is no error of evoengine's is raised."""
+    """Exit code and what was said, without the path; whatever is not an error of evoengine's is raised."""
     done = CliRunner().invoke(evoengine, [*arguments, "--db", str(path)])
     if isinstance(done.exception, EvoengineError):
         assert "\n" not in str(done.exception)
@@ -180,7 +180,7 @@ def test_a_changed_primary_key_that_a_trial_names_is_not_taken_for_a_trial_witho
         connection.commit()
     for command in WHOLE:
         code, said = call(damaged, *command)
-        assert (code, f"names a row of {named} that is not there" in said) == (3, True), said
+        assert (code, f"refers to a row of {named} that does not exist" in said) == (3, True), said
 
 
 def test_flipped_bytes_anywhere_in_the_file_change_no_answer(sound, answers, tmp_path):
@@ -229,7 +229,7 @@ def test_a_ledger_copied_without_the_log_that_holds_its_tables_says_so(tmp_path)
 def test_a_log_without_its_file_is_named(in_use, tmp_path):
     shutil.copy(f"{in_use}-wal", tmp_path / "lost.db-wal")
     code, said = call(tmp_path / "lost.db", "history")
-    assert (code, "lost.db-wal beside it is the write-ahead log of a file that is not there" in said) == (1, True)
+    assert (code, "lost.db-wal beside it is the write-ahead log of a file that does not exist" in said) == (1, True)
 
 
 def test_a_log_of_another_ledger_is_refused_and_not_taken_in(in_use, sound, tmp_path):
@@ -279,15 +279,16 @@ def remove_folder(path: Path, sound: Path) -> None:
     shutil.rmtree(path.parent)
 
 
+LOST_TRIALS = "the trials that ended in this search (trials 1 to 3) are lost"
 LOST = {
-    delete: "was deleted while it was in use: what ended in this search (trials 1 to 3) is not in what is there now",
-    replace: "was replaced by another file while it was in use: what ended in this search (trials 1 to 3) is not in",
-    cut: "bytes while it was in use: what ended in this search (trials 1 to 3) is not in what is there now",
-    overwrite: "was overwritten while it was in use: what ended in this search (trials 1 to 3) is not in what is there",
-    overwrite_with_text: "was overwritten while it was in use: what ended in this search (trials 1 to 3) is not in",
-    empty: "was overwritten while it was in use: what ended in this search (trials 1 to 3) is not in what is there now",
-    make_read_only: "was made read-only while it was in use: it holds what ended before (trials 1 to 3), and nothing",
-    remove_folder: "is gone with its folder while it was in use: what ended in this search (trials 1 to 3) is not in",
+    delete: f"was deleted while it was in use: {LOST_TRIALS}",
+    replace: f"was replaced by another file while it was in use: {LOST_TRIALS}",
+    cut: f"bytes while it was in use: {LOST_TRIALS}",
+    overwrite: f"was overwritten while it was in use: {LOST_TRIALS}",
+    overwrite_with_text: f"was overwritten while it was in use: {LOST_TRIALS}",
+    empty: f"was overwritten while it was in use: {LOST_TRIALS}",
+    make_read_only: "was made read-only while it was in use: it has the trials that ended before (trials 1 to 3), but",
+    remove_folder: f"is gone with its folder while it was in use: {LOST_TRIALS}",
 }
 
 
@@ -325,7 +326,10 @@ def test_a_search_ends_with_exit_code_3_and_leaves_the_replacement_as_it_is(soun
     monkeypatch.setattr(Ledger, "add_ended", add_and_lose)
     device = f"recorded:{cache(tmp_path / 'times.json')}"
     code, said = call(path, "search", "--device", device, "--trials", "9")
-    assert (code, "while it was in use: what ended in this search (trials 1 to 3) is not in" in said) == (3, True), said
+    assert (code, f"while it was in use: {LOST_TRIALS}" in said) == (
+        3,
+        True,
+    ), said
     assert len(ended) == 3
     if happens is not delete:
         assert path.read_bytes() == sound.read_bytes()
@@ -360,7 +364,7 @@ def test_an_older_copy_of_the_ledger_itself_is_known_too(searching, tmp_path):
     empty_the_log(searching)
     searching.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)  # so much is known to have been in the file
     overwrite(path, backup)
-    with pytest.raises(MachineError, match="overwritten with an older copy of itself while it was in use: .*not in"):
+    with pytest.raises(MachineError, match="overwritten with an older copy of itself while it was in use: .*are lost"):
         searching.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
     searching.close()
     assert path.read_bytes() == backup.read_bytes()
@@ -385,7 +389,7 @@ def test_a_backup_put_in_the_place_of_its_ledger_is_known_though_it_holds_every_
     copied(path, backup)
     before = backup.read_bytes()
     happens(path, backup)
-    with pytest.raises(MachineError, match="(replaced|overwritten).* in what is there now, except what was"):
+    with pytest.raises(MachineError, match="(replaced|overwritten).* are lost, except those copied"):
         searching.add_candidate(run, PROBLEM, GPU, CONFIG, (), None)
     searching.close()
     assert path.read_bytes() == before

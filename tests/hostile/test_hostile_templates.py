@@ -32,7 +32,7 @@ HOSTILE = {
                           r"died \(SIGKILL\)"),
     "fails at length": ("{{ {}['" + "a" * 100_000 + "'].b }}", r"hostile\.cu\.j2:1: .{1,600}$"),
     "divides by zero": ("{{ 1 // 0 }}", r"hostile\.cu\.j2:1: "),
-    "is no text": (b"\xff\xfe\x00kernel", r"UnicodeDecodeError"),
+    "is not text": (b"\xff\xfe\x00kernel", r"UnicodeDecodeError"),
 }  # fmt: skip
 
 

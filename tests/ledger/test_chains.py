@@ -74,13 +74,13 @@ def test_a_deleted_row_is_named(path, table):
     also = ["DELETE FROM standings"] if table == "measurements" else []
     change(path, *also, f"DELETE FROM {table} WHERE id = {last}")
     number = 3 if table == "candidates" else 1
-    said = f"row {number} of the table {table} is not there any more: the chain of run 1 notes it"
+    said = f"row {number} of the table {table} was deleted: the chain of run 1 lists it"
     assert said in found_by_opening(path)
 
 
 def test_a_deleted_run_is_named(path):
     change(path, "DELETE FROM runs WHERE id = 2", "DELETE FROM heartbeats WHERE run_id = 2")
-    assert "row 2 of the table runs is not there any more: the chain of the ledger notes it" in found_by_opening(path)
+    assert "row 2 of the table runs was deleted: the chain of the ledger lists it" in found_by_opening(path)
 
 
 def test_a_row_that_another_program_inserted_is_named(path):
@@ -97,7 +97,7 @@ def test_a_row_that_another_program_inserted_is_named(path):
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
-        ("DELETE FROM links WHERE run_id = 1 AND number = 3", "link 3 of run 1 is not there"),
+        ("DELETE FROM links WHERE run_id = 1 AND number = 3", "link 3 of run 1 is missing"),
         ("UPDATE links SET rows = 'candidates 1-9' WHERE run_id = 1 AND number = 3", "link 3 of run 1 is not what was"),
         ("UPDATE links SET rows = rows || 'x' WHERE run_id = 1 AND number = 3", "link 3 of run 1 is not what was"),
         (
@@ -107,8 +107,8 @@ def test_a_row_that_another_program_inserted_is_named(path):
         ("UPDATE links SET sum = '00000000' WHERE run_id = 1 AND number = 2", "link 2 of run 1 is not what was"),
         ("UPDATE chains SET sum = '00000000' WHERE run_id = 1", "were written"),
         ("UPDATE chains SET links = links - 1 WHERE run_id = 1", "were written"),
-        ("DELETE FROM chains WHERE run_id = 1", "the chain of run 1 is not there"),
-        ("DELETE FROM chains WHERE run_id = 0", "the chain of the ledger is not there"),
+        ("DELETE FROM chains WHERE run_id = 1", "the chain of run 1 is missing"),
+        ("DELETE FROM chains WHERE run_id = 0", "the chain of the ledger is missing"),
     ],
 )
 def test_a_changed_chain_is_named(path, statement, said):
@@ -150,7 +150,7 @@ def test_an_import_is_noted_and_begins_a_chain(path, tmp_path):
     with closing(sqlite3.connect(path)) as connection:
         run = connection.execute("SELECT max(id) FROM runs").fetchone()[0]
     change(path, "DELETE FROM standings", "DELETE FROM measurements WHERE id = (SELECT max(id) FROM measurements)")
-    assert f"the chain of run {run} notes it" in found_by_opening(path)
+    assert f"the chain of run {run} lists it" in found_by_opening(path)
 
 
 def test_a_revoked_claim_is_noted(path):
@@ -170,7 +170,7 @@ def test_an_older_ledger_begins_its_chains_at_the_upgrade(tmp_path, revision):
     with open_ledger(str(path), create=False) as ledger, ledger.database.reading() as session:
         assert list(integrity.broken(session)) == []
     change(path, "DELETE FROM standings", "DELETE FROM measurements WHERE id = (SELECT max(id) FROM measurements)")
-    assert "of the table measurements is not there any more: the chain of run" in found_by_opening(path)
+    assert "of the table measurements was deleted: the chain of run" in found_by_opening(path)
 
 
 def test_a_ledger_that_was_frozen_with_chains_keeps_them(tmp_path):

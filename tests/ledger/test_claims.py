@@ -73,7 +73,7 @@ def test_the_claim_of_a_search_that_was_killed_is_the_next_ones_and_its_late_res
         assert other.look_for_killed() == []
         assert other.claims.decided([first]) == {first}
         assert other.claims.claim(KEY, trial) == Claim(trial, False)
-        with pytest.raises(Exception, match="took run 1 for killed"):
+        with pytest.raises(Exception, match="considered run 1 killed"):
             evaluate(ledger, first, a_figure(1.0))
         evaluate(other, trial, a_figure(4.0))
         assert add(other, start_run(other))[1] == Claim(trial, True)

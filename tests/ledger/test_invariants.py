@@ -80,7 +80,7 @@ def test_a_trial_that_breaks_it_is_named_and_not_exported(sound, holds, change):
     assert len(found) == 1, broken(sound)
     trial = int(found[0].split()[1])
     assert broken(sound, trial) != []
-    with pytest.raises(MachineError, match=f"trial {trial} breaks what must hold"):
+    with pytest.raises(MachineError, match=f"trial {trial} violates an invariant"):
         require_proven(sound, trial)
 
 
@@ -88,7 +88,7 @@ def test_a_trial_whose_origin_is_not_there_is_named_unless_evoengine_removed_it(
     with sound.database.writing() as session:
         session.execute(text("UPDATE candidates SET taken_from = 77 WHERE id = 5"))
         vouch(session.connection())
-    assert broken(sound) == ["trial 5 took over the end of trial 77, which is not there and was not removed"]
+    assert broken(sound) == ["trial 5 reuses the outcome of trial 77, which is missing and was not removed"]
 
 
 def test_a_removed_origin_is_no_fault(sound):

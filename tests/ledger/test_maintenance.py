@@ -109,11 +109,11 @@ def test_a_sound_ledger_is_said_to_be_sound(searched):
         ),
         *more([("UPDATE sources SET packed = x'00' WHERE rowid = 1", "of the table sources is not what was written")]),
         ("UPDATE machine_code SET packed = x'00' WHERE rowid = 1", "of the table machine_code is not what was written"),
-        ("DELETE FROM devices", "names a row of devices that is not there"),
+        ("DELETE FROM devices", "refers to a row of devices that does not exist"),
         (
             "INSERT INTO devices (name, uuid, arch, driver, versions, checksum)"
             " SELECT name, uuid, arch, driver, versions, checksum FROM devices",
-            "device 2 breaks what must hold: a device is that of a run",
+            "device 2 violates an invariant: a device belongs to a run",
         ),
     ],
 )
@@ -126,13 +126,13 @@ def test_damage_anywhere_is_named_and_not_repaired(searched, change, named):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("DROP TABLE trial_params", "the table trial_params of Optuna's, which keeps the studies, is not there"),
-        *more([("DROP TABLE studies", "the table studies of Optuna's, which keeps the studies, is not there")]),
-        ("DROP TABLE tokens", "the table tokens is not there"),
-        ("ALTER TABLE runs DROP COLUMN pid", "the column pid of the table runs is not there"),
+        ("DROP TABLE trial_params", "the table trial_params of Optuna's, which keeps the studies, is missing"),
+        *more([("DROP TABLE studies", "the table studies of Optuna's, which keeps the studies, is missing")]),
+        ("DROP TABLE tokens", "the table tokens is missing"),
+        ("ALTER TABLE runs DROP COLUMN pid", "the column pid of the table runs is missing"),
         (
             "ALTER TABLE trial_params DROP COLUMN distribution_json",
-            "the column distribution_json of the table trial_params is not there",
+            "the column distribution_json of the table trial_params is missing",
         ),
     ],
 )
@@ -165,14 +165,14 @@ def test_every_index_that_was_dropped_is_named_and_made_again(searched):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("DROP VIEW best_trials", "the view best_trials is not there"),
+        ("DROP VIEW best_trials", "the view best_trials is missing"),
         (
             "PRAGMA writable_schema = ON;"
             " UPDATE sqlite_master SET sql = sql || ' WHERE c.id > 1' WHERE name = 'trial_figures'",
             "the view trial_figures is not the one that this evoengine makes",
         ),
-        *more([("DELETE FROM standings WHERE candidate_id = 2", "the ranking does not follow from the figures")]),
-        ("UPDATE standings SET us = 1.0 WHERE candidate_id = 1", "the ranking does not follow from the figures"),
+        *more([("DELETE FROM standings WHERE candidate_id = 2", "the stored ranking does not match the figures")]),
+        ("UPDATE standings SET us = 1.0 WHERE candidate_id = 1", "the stored ranking does not match the figures"),
         *more([("DELETE FROM trial_user_attributes WHERE trial_id = 2", "has 4 trials, 3 of the 4 that ended")]),
         (
             "UPDATE trial_user_attributes SET value_json = '1' WHERE key = 'trial'",
@@ -204,7 +204,7 @@ def test_a_run_whose_process_is_gone_is_marked_as_killed(searched):
     with searched.database.writing() as session:
         session.get_one(HeartbeatRow, run).beat_at -= timedelta(seconds=KILLED_AFTER_SECONDS + 5)
     code, said = call(searched.place, "check", "--repair")
-    assert (code, f"run {run} is said to be running" in said) == (0, True), said
+    assert (code, f"run {run} is marked as running" in said) == (0, True), said
     with open_ledger(searched.place, create=False) as ledger:
         assert ledger.runs()[-1].status == KILLED
 

@@ -145,7 +145,7 @@ def test_a_run_whose_beat_stopped_is_taken_over_and_its_late_writes_are_refused(
             session.get_one(HeartbeatRow, first).beat_at -= timedelta(seconds=KILLED_AFTER_SECONDS + 1)
         start_run(other)
         assert [r.status for r in other.runs()] == [KILLED, RUNNING, RUNNING]
-        with pytest.raises(MachineError, match=f"took run {first} for killed"):
+        with pytest.raises(MachineError, match=f"considered run {first} killed"):
             paused.finish(trial, Outcome.CRASHED, "late", None, None)
         assert other.candidate(trial).outcome is Outcome.KILLED
 
@@ -413,4 +413,4 @@ def test_a_deleted_row_is_named(database):
         with ledger.database.writing() as session:
             session.execute(text("DELETE FROM verdicts"))
         fault, *_ = find_faults(ledger, lambda stage: None)
-        assert fault.what == "row 1 of the table verdicts is not there any more: the chain of run 1 notes it"
+        assert fault.what == "row 1 of the table verdicts was deleted: the chain of run 1 lists it"

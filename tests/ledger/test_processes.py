@@ -328,7 +328,7 @@ def test_a_process_that_stood_still_writes_no_more_once_its_run_was_taken_over(t
             os.kill(process.pid, signal.SIGCONT)
             process.stdin.write("go on\n")
             process.stdin.flush()
-            assert "stood still for more than 60 s, so another search took run 1" in process.stdout.readline()
+            assert "was suspended for more than 60 s, so another search considered run 1" in process.stdout.readline()
             assert (ledger.candidate(1).outcome, len(ledger.candidates())) == (Outcome.KILLED, 1)
 
 

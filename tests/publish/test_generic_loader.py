@@ -352,11 +352,11 @@ def test_a_product_serves_smaller_sizes_with_their_own_maps_sizes_and_grid(drive
         (((0, 64), (64, 64), (64,)), "m is 0; this kernel was verified for sizes from 1 to 4096"),
         (
             ((8, 64), (64, 60), (60,)),
-            "m=8, n=60, k=64 break n % 8 == 0, which this kernel needs: TMA wants rows of C that",
+            "m=8, n=60, k=64 break n % 8 == 0, which this kernel needs: TMA requires rows of C that",
         ),
         (
             ((8, 20), (20, 64), (64,)),
-            "m=8, n=64, k=20 break k % 8 == 0, which this kernel needs: TMA wants rows of A and",
+            "m=8, n=64, k=20 break k % 8 == 0, which this kernel needs: TMA requires rows of A and",
         ),
         (((8, 64), (72, 64), (64,)), "b has shape (72, 64); with m=8, n=64, k=64 it must be (64, 64)"),
         (((8, 64), (64,), (64,)), "b has shape (64,); with m=8, n=64, k=64 it must be (64, 64)"),

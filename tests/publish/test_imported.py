@@ -176,7 +176,7 @@ def test_a_spaces_name_is_no_path(ledger, tmp_path, monkeypatch, name):
     _, trials = import_run(ledger, from_t4(data))
     candidate = ledger.candidate(trials[0])
     target = stored_target(ledger, PROBLEM, find_gpu(GPU))
-    with pytest.raises(UsageError):  # the text is no space
+    with pytest.raises(UsageError):  # the text is not a space
         spaces_of(ledger, [candidate], target)
     assert set(tmp_path.rglob("*")) == before
 
@@ -277,7 +277,7 @@ AT_ODDS = {
     "rows that do not divide the threads": ((*OWN, "source", "launch", "block_yz"), [7, 1], "do not divide"),
     "registers below 0": ((*OWN, "binary", "registers"), -1, "from 0"),
     "options of a compiler in an arch": ((*OWN, "binary", "arch"), "sm_90 -I/etc", "an architecture"),
-    "an entry that is no name": ((*OWN, "source", "entry"), "a; system(1)", "name of a function"),
+    "an entry that is not a name": ((*OWN, "source", "entry"), "a; system(1)", "name of a function"),
     "a trial twice": (("results", 1, "evoengine", "trial"), 41, "occurs twice"),
     "a parent of itself": (("results", 1, "evoengine", "parents"), [42], "does not precede it"),
     "a parent that comes later": (("results", 1, "evoengine", "parents"), [48], "does not precede it"),

@@ -103,7 +103,7 @@ def test_without_a_device_there_is_no_usage_and_no_final(quick):
 
 
 def test_a_candidate_whose_judging_process_dies_is_judged_once_more_without_the_model():
-    """The emulator runs kernels in processes of their own: what dies in the judge's is no fault of the kernel's."""
+    """The emulator runs kernels in processes of their own: what dies in the judge's is not a fault of the kernel's."""
     asked = []
 
     class Workers:

@@ -218,7 +218,7 @@ def test_a_binary_that_the_screen_would_reject_is_not_predicted(numbered):
     setting, _ = numbered.begin(MIXED)
     prior = Prior(setting.space)
     answers = Answers(replace(BINARY, shared_bytes=10**6), faulty_device.predicted(0, 1.0))
-    assert looks(Lookahead(setting, prior, answers)) > 2 * MAX_FAILURES, "such are no failures"
+    assert looks(Lookahead(setting, prior, answers)) > 2 * MAX_FAILURES, "such are not failures"
     assert not prior
 
 

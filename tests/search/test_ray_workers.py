@@ -67,7 +67,9 @@ def test_an_actor_that_is_killed_costs_no_task_and_a_machine_that_fails_ends_the
         assert noted.result() != worker and len(list(tmp_path.iterdir())) == 2  # it ran again, in another process
         assert len([line for line in said if "was lost" in line and "retried on another" in line]) == 1
         died = run(pool, faulty_device.run_fault, "segv")
-        assert died.outcome is Outcome.CRASHED and "SIGSEGV" in died.reason  # its worker alone: that is no lost actor
+        assert (
+            died.outcome is Outcome.CRASHED and "SIGSEGV" in died.reason
+        )  # its worker alone: that is not a lost actor
         with pytest.raises(UsageError, match="no such space"):
             run(pool, faulty_device.refuse)
         with pytest.raises(MachineError, match="no node of the cluster is left to run on: .*No space left on device"):

@@ -120,7 +120,7 @@ def test_a_search_that_cannot_begin_fails_the_job_with_its_sentence(service, led
     assert parts.jobs.find(1).state == RUNNING
     run(ledger, job.id, job.fence, CPU, parts.state.settings)
     found = parts.jobs.find(1)
-    assert found.state == FAILED and "test.json is no recorded space" in found.why
+    assert found.state == FAILED and "test.json is not a recorded space" in found.why
 
 
 def test_a_fault_of_the_machine_has_the_job_tried_again_and_fails_it_in_the_end(service, ledger, monkeypatch):

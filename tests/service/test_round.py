@@ -81,7 +81,7 @@ def test_every_job_ends_every_result_is_told_once_and_no_stream_has_a_gap(databa
 
 
 def kill_a_worker(serving, jobs) -> None:
-    """In the middle of its job: one that had just ended it is no loss, and another is killed."""
+    """In the middle of its job: one that had just ended it is not a loss, and another is killed."""
     for _ in range(10):
         wait_for(lambda: children(serving.process.pid))
         worker = children(serving.process.pid)[0]

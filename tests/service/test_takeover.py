@@ -94,7 +94,7 @@ def test_the_runs_of_a_job_that_was_taken_over_are_taken_too(jobs, server, ledge
     jobs.note(job.id, job.fence, [{**job.parts[0], "runs": [run]}])
     grow_old(ledger, JobRow, job.id)
     quick.claim(CPU)
-    with pytest.raises(MachineError, match=f"took run {run} for killed"):
+    with pytest.raises(MachineError, match=f"considered run {run} killed"):
         ledger.finish(trial, Outcome.CRASHED, "late", None, None)
     ledger.database._fences.clear()  # as in the other server, which did not start the run
     assert ledger.runs()[0].status == KILLED

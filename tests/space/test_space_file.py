@@ -128,8 +128,8 @@ def test_a_fault_is_named_with_file_and_line_in_one_sentence(
 
 
 LETS = {
-    "circle": ('[let]\na = "b"\nb = "a + 1"\n', "let a is defined by way of itself", 27),
-    "circle through a family": ('[let]\na = "b"\n[let.wmma]\nb = "a + 1"\n', "defined by way of itself", 27),
+    "circle": ('[let]\na = "b"\nb = "a + 1"\n', "let a is defined in terms of itself", 27),
+    "circle through a family": ('[let]\na = "b"\n[let.wmma]\nb = "a + 1"\n', "defined in terms of itself", 27),
     "unknown name": ('[let]\na = "tile_n"\n', "names tile_n, which is not a knob, let or problem", 27),
     "unknown family": ("[let.mma]\na = 1\n", "[let.mma] names no family", 26),
     "name of a knob": ("[let]\npad = 1\n", "let pad has the name of a knob", 27),

@@ -230,7 +230,7 @@ def with_no_program(whole: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"), [(cut, r"is damaged: it has [\d,]+ of [\d,]+ bytes"), (with_no_program, "is no library")]
+    ("damage", "said"), [(cut, r"is damaged: it has [\d,]+ of [\d,]+ bytes"), (with_no_program, "is not a library")]
 )
 def test_a_compiler_that_is_not_whole_is_named_before_it_is_loaded(library, tmp_path, monkeypatch, damage, said):
     """The system's loader would take a cut one, and SIGBUS then ends the process."""
@@ -287,5 +287,5 @@ def test_a_macro_bomb_is_refused_by_the_limit_of_memory(monkeypatch):
     monkeypatch.setattr(compile_stage, "COMPILE_BYTES", 256 << 20)
     lines = ["#define A0 x[0]+x[1]", *(f"#define A{i} " + "+".join([f"A{i - 1}"] * 10) for i in range(1, 9))]
     bomb = "\n".join([*lines, 'extern "C" __global__ void k(int* x) { x[7] = A8; }\n'])
-    with pytest.raises(CompileFailed, match=r"memory \(0.25 GiB is what it may take\)"):
+    with pytest.raises(CompileFailed, match=r"memory \(0.25 GiB is the limit\)"):
         compiled(bomb)

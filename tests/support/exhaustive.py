@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +27,12 @@ def representatives(cases: Iterable[ParameterSet], *starts: str) -> list[Paramet
             raise ValueError(f"no case begins with {start!r}")
         kept.add(found)
     return [case if n in kept else _marked(case) for n, case in enumerate(cases)]
+
+
+def planted(names: str | Sequence[str], faults: Iterable[Sequence[Any]], *fast: str) -> pytest.MarkDecorator:
+    """Parametrize a test by planted faults, each a name and its values; `fast` are the `starts` of representatives."""
+    cases = [pytest.param(*values, id=name) for name, *values in faults]
+    return pytest.mark.parametrize(names, representatives(cases, *fast))
 
 
 def each_nth(nth: int, cases: Iterable[Any]) -> list[ParameterSet]:

@@ -112,7 +112,7 @@ def call_nearly_twice(m=3):
 @triton.autotune(BLOCKS, key=["n"])
 @triton.jit
 def drops_the_tail(x, out, n, BLOCK: tl.constexpr):
-    """Wrong for the second configuration alone: a row that is no multiple of 256 keeps its end."""
+    """Wrong for the second configuration alone: a row that is not a multiple of 256 keeps its end."""
     row, skip = tl.program_id(0), BLOCK if BLOCK > 64 else 1
     for first in range(0, n - skip + 1, BLOCK):
         at = first + tl.arange(0, BLOCK)

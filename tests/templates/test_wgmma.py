@@ -272,7 +272,7 @@ def test_long_rows_come_first_of_as_many_heads_as_the_l2_holds(
 
 @pytest.mark.parametrize("problem", [WALKS[-2][0], *more(["b2,h16,s8192,d128,fp16,causal"])])
 def test_persistent_blocks_under_a_mask_share_long_rows_and_short(attention_gate, problem):
-    """Also where the L2 holds a part of the heads at a time, whose tiles are no whole number of rounds."""
+    """Also where the L2 holds a part of the heads at a time, whose tiles are not a whole number of rounds."""
     found = visits(attention_gate(problem), "static", (132, 1, 1), 32)
     loads = np.bincount(found[:, 2], weights=found[:, 1] + 1)
     assert np.ptp(loads) <= found[:, 1].max() + 1 < loads.min()
@@ -333,8 +333,8 @@ def test_a_cluster_halves_the_traffic_of_k_and_v_and_nothing_else(attention_gate
 @pytest.mark.parametrize(
     ("problem", "knobs", "why"),
     [
-        (MANY + ",causal", {"cluster": 2}, "unlike numbers of keys"),
-        (MANY, {"cluster": 2, "schedule": "static"}, "by neighbours"),
+        (MANY + ",causal", {"cluster": 2}, "different numbers of keys"),
+        (MANY, {"cluster": 2, "schedule": "static"}, "in adjacent pairs"),
         (MANY, {"cluster": 2, "load": "cp_async"}, "cluster is set where it is inactive"),
     ],
 )

@@ -242,7 +242,7 @@ def test_a_launch_of_hours_is_refused_with_an_estimate_and_sampled_where_asked(f
     [
         (changed(arguments=LAUNCH["arguments"][:2]), "kernel scaled has 3 parameters; 2 were given"),
         (changed(arguments=["x", "out", {"int32": 4}]), "arguments[2] of kernel scaled has 16 bytes; 4 were given"),
-        (changed(arguments=["x", "ou", {"int32": 4}]), "'ou', which is no tensor; did you mean out?"),
+        (changed(arguments=["x", "ou", {"int32": 4}]), "'ou', which is not a tensor; did you mean out?"),
         (changed(arguments=["x", "out", {"int32": 2**40}]), "arguments[2] is 1099511627776, no int32"),
         (changed(grid=[0]), "grid is [0]; it is one to three numbers from 1"),
         (changed(block=[64, 32]), "block has 2048 threads; a GPU takes 1024"),
@@ -252,7 +252,7 @@ def test_a_launch_of_hours_is_refused_with_an_estimate_and_sampled_where_asked(f
         (changed(tensors={"x": {"dtype": "fp12", "shape": [4]}}), "tensors.x.dtype is 'fp12'; it is one of"),
         (changed(tensors={"x": {"dtype": "fp32", "shape": [1 << 39]}}), "bytes; 8589934592 at most are taken"),
         (changed(tensors={"x": {"dtype": "int32", "shape": [4], "draw": "nan"}}), "'nan', which integers are not"),
-        (changed(tensors={"x": {"dtype": "fp32", "shape": [4], "file": "none.npy"}}), "is no array that NumPy reads"),
+        (changed(tensors={"x": {"dtype": "fp32", "shape": [4], "file": "none.npy"}}), "is not an array that NumPy"),
         ([], "the file is [], no object"),
     ],
 )  # fmt: skip # a table

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from evoengine.views.foreign_kernels import triton_answer
 from evoengine.workloads.triton_kernel import read_host
 from tests.support.documents import blocks
 from tests.support.exhaustive import more
-from tests.support.machine_code import require_tools
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -30,13 +28,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "virtual-gpu.md"
 FILE = Path(__file__).parents[1] / "support" / "triton_to_verify.py"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_anew(tmp_path_factory):
-    require_tools()
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-        yield
+pytestmark = pytest.mark.usefixtures("tools", "compiled_anew")
 
 
 def verify(target: str, call: str, reference: str | None, gpu: str, seed: int, exact: bool = False):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from pathlib import Path
 
 import pytest
@@ -30,13 +29,7 @@ imported_before = triton.testing.do_bench
 """as a program has it that imports it before there is a virtual GPU"""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_anew(tmp_path_factory):
-    """Triton's cache, which no other run of the tests has filled."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_anew")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from evoengine.virtual import device
 from evoengine.workloads.triton_kernel import read_host
 from tests.support.control_words import edited, edits
 from tests.support.exhaustive import more
-from tests.support.machine_code import require_tools
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -30,13 +28,7 @@ OUTSIDE, NEVER, ERROR, UNORDERED = "outside all tensors", "never written", "erro
 WAITS = "wait for what"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_anew(tmp_path_factory):
-    require_tools()
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        patch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-        yield
+pytestmark = pytest.mark.usefixtures("tools", "compiled_anew")
 
 
 def reasons(file: Path, kernel: str, configs: slice = slice(None)) -> list[str | None]:

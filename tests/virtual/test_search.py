@@ -27,19 +27,13 @@ from evoengine.space.space import load_space, space_from_text
 from evoengine.stages.verify import CannotJudge
 from evoengine.tuning.exporting import export_trial
 from evoengine.workloads.triton_kernel import TritonProblem, is_triton, proposed_space, read_last_line
-from tests.support.machine_code import require_tools
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 FILE = Path(__file__).parents[1] / "support" / "triton_to_verify.py"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_anew(tmp_path_factory):
-    require_tools()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
+pytestmark = pytest.mark.usefixtures("tools", "compiled_anew")
 
 
 def searched(folder: Path, kernel: str, reference: str | None, file: Path = FILE, **options):
@@ -309,7 +303,7 @@ def test_a_proposed_space_is_written_edited_and_given_back(tmp_path):
         (
             "softmax",
             {"problem": "softmax:k=3"},
-            r"part 'k=3' that is no size of call_softmax; write it like softmax:m=3",
+            r"part 'k=3' that is not a size of call_softmax; write it like softmax:m=3",
         ),
         ("softmax", {"device": "cuda"}, r"--device cuda contradicts --triton"),
         ("softmax", {"reference": "raises_of"}, r"has no function 'raises_of' for --reference"),

@@ -23,7 +23,6 @@ from evoengine.tuning import fused_moe
 from evoengine.tuning.fused_moe import find_fused_moe, is_finished, write_fused_moe
 from evoengine.workloads.triton_kernel import Served, served_file_name
 from tests.support.exhaustive import more
-from tests.support.machine_code import require_tools
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -107,12 +106,7 @@ CONFIG = {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_w
 """keys that both read"""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_anew(tmp_path_factory):
-    require_tools()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        yield
+pytestmark = pytest.mark.usefixtures("tools", "compiled_anew")
 
 
 def search_in(folder: Path, text: str, kernel: str = "fused_moe_kernel", framework: str = "vllm", **options):
@@ -258,8 +252,8 @@ def test_a_file_that_somebody_else_wrote_is_left_as_it_is(known, tmp_path):
     ("change", "why"),
     [
         ({"framework": "nobody"}, "imports neither vllm nor sglang"),
-        ({"text": "x = ("}, "is no text of Python"),
-        ({"text": "\n" + "(" * 500}, "is no text of Python"),
+        ({"text": "x = ("}, "is not Python text"),
+        ({"text": "\n" + "(" * 500}, "is not Python text"),
         ({"text": "x = 1\n"}, "has no kernel fused_moe_kernel"),
         ({"text": MOE.replace("EM,", "EM, new_ptr,")}, "missing .* 'new_ptr'"),
         ({"reference": "mine"}, "--reference is not for"),

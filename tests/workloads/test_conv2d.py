@@ -10,7 +10,7 @@ from evoengine.cuda_files import disassembler
 from evoengine.errors import UsageError
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
-from tests.support.exhaustive import more, representatives
+from tests.support.exhaustive import more, planted
 from tests.support.kernel_gate import KernelGate
 
 SAME = "conv2d:n2,c64,h14,w14,k64,r3,s3,pad1,fp16"
@@ -108,7 +108,6 @@ FAULTS += [
     ("wgmma: the end without the last stores", OBLONG, WIDE, "    if (lane() == 0) tma_store_wait<0>();\n}", "}"),
     ("wgmma: bias of the filter beside", OBLONG, WIDE, "to.bias_of(col + 1), row", "to.bias_of(col), row"),
 ]  # fmt: skip
-PLANTED = [pytest.param(*fault[1:], id=fault[0]) for fault in FAULTS]
 FAST = (
     "padding read from the row before's end",
     "the next pixel a channel too late",
@@ -118,7 +117,7 @@ FAST = (
 """two of bounds, one of what is computed and one of what is waited for, each found by the first case; the others run with `make test-all`"""
 
 
-@pytest.mark.parametrize(("problem", "wanted", "old", "new"), representatives(PLANTED, *FAST))
+@planted(("problem", "wanted", "old", "new"), FAULTS, *FAST)
 def test_a_planted_fault_is_caught(kernel_gate, problem, wanted, old, new):
     gate = kernel_gate(problem)
     assert gate.refutes(gate.configuration(wanted), old, new), "the fault escaped"

@@ -7,7 +7,7 @@ import torch
 
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
-from tests.support.exhaustive import more, representatives
+from tests.support.exhaustive import more, planted
 
 LARGE = "convolution:w4096,h4096,fw17,fh17"
 OBLONG = "convolution:w1000,h777,fw3,fh5"
@@ -53,9 +53,7 @@ FAST = (
 """one of synchronisation, of bounds, of what is computed and of precision"""
 
 
-@pytest.mark.parametrize(
-    ("wanted", "problem", "old", "new"), representatives([pytest.param(*f[1:], id=f[0]) for f in FAULTS], *FAST)
-)
+@planted(("wanted", "problem", "old", "new"), FAULTS, *FAST)
 def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
     gate = kernel_gate(problem)
     assert gate.refutes(gate.configuration(wanted), old, new), "the fault escaped"

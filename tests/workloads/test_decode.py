@@ -18,7 +18,7 @@ from evoengine.stages.predict import predict_binary
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
 from evoengine.workloads.decode.tensors import OUTSIDE
-from tests.support.exhaustive import more, representatives
+from tests.support.exhaustive import more, planted, representatives
 from tests.support.kernel_gate import execute
 
 PAGED, PLAIN = "decode:b4,h8,kv2,s1000,d64,fp16,page16", "decode:b4,h8,kv2,s1000,d64,fp16"
@@ -152,9 +152,7 @@ def completed(gate, wanted):
     return config
 
 
-@pytest.mark.parametrize(
-    ("wanted", "problem", "old", "new"), representatives([pytest.param(*f[1:], id=f[0]) for f in FAULTS], *FAST)
-)
+@planted(("wanted", "problem", "old", "new"), FAULTS, *FAST)
 def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
     gate = kernel_gate(problem)
     config = completed(gate, wanted)

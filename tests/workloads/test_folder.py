@@ -108,7 +108,7 @@ def test_a_problem_that_cannot_be_is_refused_in_one_sentence(text, complaint):
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown axis in a shape": ({"outputs": {"out": {"shape": ["m"], "dtype": "float32"}}}, "names m, which is no axis; axes are n"),
+    "unknown axis in a shape": ({"outputs": {"out": {"shape": ["m"], "dtype": "float32"}}}, "names m, which is not an axis; axes are n"),
     "shape that its axes do not give": ({"outputs": {"out": {"shape": ["n - 5000"], "dtype": "float32"}}}, "`n - 5000` is -904"),
     "axis of another dtype": ({"axes": {"n": {"type": "var", "dtype": "float32"}}}, "axis n has the dtype 'float32'; the kernel takes it as int32, or as int64"),
     "reference that takes scratch memory": (
@@ -132,28 +132,28 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "workload without an axis": ({"workloads": [{"axes": {}}]}, "workloads[0] gives no value for n"),
     "workload with a text for an axis": ({"workloads": [{"axes": {"n": "4"}}]}, "gives n the value '4'"),
     "scalar without a value": ({"workloads": [{"axes": {"n": 4}}]}, "gives no value for a; write"),
-    "scalar beyond float": ({"workloads": [{"axes": {"n": 4}, "inputs": {"a": {"type": "scalar", "value": 1e39}}}]}, "which is no fp32"),
-    "scalar beyond all floats": ({"workloads": [{"axes": {"n": 4}, "inputs": {"a": {"type": "scalar", "value": 10**400}}}]}, "which is no fp32"),
+    "scalar beyond float": ({"workloads": [{"axes": {"n": 4}, "inputs": {"a": {"type": "scalar", "value": 1e39}}}]}, "which is not fp32"),
+    "scalar beyond all floats": ({"workloads": [{"axes": {"n": 4}, "inputs": {"a": {"type": "scalar", "value": 10**400}}}]}, "which is not fp32"),
     "scalar beyond its integers": (
         {
             "inputs": {"k": {"shape": None, "dtype": "int32"}},
             "workloads": [{"axes": {"n": 4}, "inputs": {"k": {"type": "scalar", "value": 2**31}}}],
         },
-        "has the value 2147483648, which is no int32",
+        "has the value 2147483648, which is not int32",
     ),
-    "scalar as a text": ({"workloads": [{"axes": {"n": 4}, "inputs": {"a": {"type": "scalar", "value": "1"}}}]}, "which is no fp32"),
-    "scalar of null": ({"workloads": [{"axes": {"n": 4}, "inputs": {"a": {"type": "scalar", "value": None}}}]}, "has the value None, which is no fp32"),
+    "scalar as a text": ({"workloads": [{"axes": {"n": 4}, "inputs": {"a": {"type": "scalar", "value": "1"}}}]}, "which is not fp32"),
+    "scalar of null": ({"workloads": [{"axes": {"n": 4}, "inputs": {"a": {"type": "scalar", "value": None}}}]}, "has the value None, which is not fp32"),
     "constant of null": (
-        {"workloads": [{"axes": {"n": 4}, "inputs": {"x": {"type": "constant", "value": None}}}]}, "has the value None, which is no fp32",
+        {"workloads": [{"axes": {"n": 4}, "inputs": {"x": {"type": "constant", "value": None}}}]}, "has the value None, which is not fp32",
     ),
     "unknown draw": ({"workloads": [{"axes": {"n": 4}, "inputs": {"x": {"type": "normal"}}}]}, "has the type 'normal'; known are random"),
-    "draw of no input": ({"workloads": [{"axes": {"n": 4}, "inputs": {"z": {"type": "random"}}}]}, "names z, which is no input"),
+    "draw of no input": ({"workloads": [{"axes": {"n": 4}, "inputs": {"z": {"type": "random"}}}]}, "names z, which is not an input"),
     "parameters without a tensor": ({"parameters": ["x", "out", "n"]}, "leaves out the tensor y"),
-    "parameters with a stranger": ({"parameters": ["x", "y", "out", "m"]}, "names 'm', which is no input, output, scratch memory or axis"),
-    "constant of no input": ({"constants": {"c_x": "out"}}, "gives c_x the contents of 'out', which is no tensor among the inputs: x, y"),
+    "parameters with a stranger": ({"parameters": ["x", "y", "out", "m"]}, "names 'm', which is not an input, output, scratch memory or axis"),
+    "constant of no input": ({"constants": {"c_x": "out"}}, "gives c_x the contents of 'out', which is not an input tensor: x, y"),
     "constant that is a parameter too": ({"constants": {"x": "x"}, "parameters": ["x", "y", "out"]}, "names x, which is in constants"),
     "axes in a circle": (
-        {"axes": {"n": {"type": "expr", "expression": "k"}, "k": {"type": "expr", "expression": "n"}}}, "by way of each other",
+        {"axes": {"n": {"type": "expr", "expression": "k"}, "k": {"type": "expr", "expression": "n"}}}, "in terms of each other",
     ),
     "axis of no type": ({"axes": {"n": {}}}, 'axis n must be {"type": "var"}'),
     "axis of zero": ({"axes": {"n": {"type": "const", "value": 0}}}, "axis n has the value 0"),
@@ -161,7 +161,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "code in an expression": ({"flops": "__import__('os').getpid()"}, "calls __import__('os').getpid; only ceil_div"),
     "name that is a path": ({"name": "../saxpy"}, "cannot name a kernel"),
     "entry with blanks": ({"entry": "a b"}, "cannot name a kernel's entry"),
-    "in-out of no tensor": ({"inout": ["a"]}, "inout names 'a', which is no tensor among the inputs: x, y"),
+    "in-out of no tensor": ({"inout": ["a"]}, "inout names 'a', which is not an input tensor: x, y"),
     "part of an output without an end": (
         {"outputs": {"out": {"shape": ["n"], "dtype": "float32", "writes": ["1"]}}}, 'as in ["1:h - 1", "0:w"]',
     ),
@@ -173,7 +173,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"tensor_maps": {"m": {"tensor": "x", "dims": ["n", 1], "box": [64]}}, "parameters": ["m", "y", "a", "out"]},
         "tensor_maps.m has 2 dims, 0 strides and a box of 1; a map of n dims has n - 1 strides and a box of n",
     ),
-    "map of no tensor": ({"tensor_maps": {"m": {"tensor": "a", "dims": ["n"], "box": [64]}}}, "views 'a', which is no tensor; tensors are x, y, out"),
+    "map of no tensor": ({"tensor_maps": {"m": {"tensor": "a", "dims": ["n"], "box": [64]}}}, "views 'a', which is not a tensor; tensors are x, y, out"),
     "map without parameters": ({"tensor_maps": {"m": {"tensor": "x", "dims": ["n"], "box": [64]}}}, "has m and no parameters; list the kernel's"),
     "map that nobody takes": (
         {"tensor_maps": {"m": {"tensor": "x", "dims": ["n"], "box": [64]}}, "parameters": ["x", "y", "a", "out"]}, "leaves out m; a kernel gets every tensor map",
@@ -186,13 +186,13 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "part of no name": ({"structs": {"p": {"bytes": 8, "at": {"0": "z"}}}}, "names 'z', which is none of x, y, a, out, n"),
     "number that does not fit": (
         {"structs": {"p": {"bytes": 24, "at": {"0": "x", "8": "y", "16": {"int8": "n"}}}}, "parameters": ["p", "a", "out"]},
-        "`n` is 4096, which is no int8",
+        "`n` is 4096, which is not int8",
     ),
     "indices of a float": (
         {"workloads": [{"axes": {"n": 4}, "inputs": {"x": {"type": "permutation"}}}]}, "x is fp32; indices are int32 or int64",
     ),
     "input that nobody makes": (
-        {"workloads": [{"axes": {"n": 4}, "inputs": {"x": {"type": "made", "by": "f"}}}]}, "is made by 'f', which is no function of makers",
+        {"workloads": [{"axes": {"n": 4}, "inputs": {"x": {"type": "made", "by": "f"}}}]}, "is made by 'f', which is not a function of makers",
     ),
     "makers that are no Python": ({"makers": "def f(:"}, "the text of makers is not valid Python, line 1"),
     "axes as a list": ({"axes": [1]}, "axes must be an object, not [1]"),

@@ -283,7 +283,9 @@ def test_offsets_over_what_comes_later_or_does_not_fit_are_refused(tmp_path):
     from evoengine.errors import UsageError
 
     for name in ("x", "j", "none"):
-        with pytest.raises(UsageError, match=f"is over '{name}', which is no input before j of its shape and dtype"):
+        with pytest.raises(
+            UsageError, match=f"is over '{name}', which is not an input before j of its shape and dtype"
+        ):
             over(tmp_path / name, "3 * n", over=name)
     with pytest.raises(UsageError, match="segments of 0 at least, and those of i, which are more than 10 for own:n=20"):
         over(tmp_path, "n // 2")

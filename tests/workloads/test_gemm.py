@@ -12,7 +12,7 @@ from evoengine.stages.compile import compile_source
 from evoengine.stages.verify import compare
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
-from tests.support.exhaustive import more, representatives
+from tests.support.exhaustive import more, planted, representatives
 from tests.support.kernel_gate import KernelGate, execute
 
 PLAIN = "gemm:m4096,n4096,k4096,fp16"
@@ -114,9 +114,7 @@ FAST = (
 """one of synchronisation, of bounds, of what is computed and of precision"""
 
 
-@pytest.mark.parametrize(
-    ("wanted", "problem", "old", "new"), representatives([pytest.param(*f[1:], id=f[0]) for f in FAULTS], *FAST)
-)
+@planted(("wanted", "problem", "old", "new"), FAULTS, *FAST)
 def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
     gate = kernel_gate(problem)
     assert gate.refutes(gate.configuration(wanted), old, new), "the fault escaped"

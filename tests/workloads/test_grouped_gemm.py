@@ -9,7 +9,7 @@ import torch
 from evoengine.errors import UsageError
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
-from tests.support.exhaustive import more, representatives
+from tests.support.exhaustive import more, planted
 
 HALVES = "grouped-gemm:rows=100+0+37+1,n136,k200,bf16,b_nk"
 ROWS_OF_N = "grouped-gemm:rows=100+0+37+1,n101,k77,fp16,out_fp32"
@@ -55,7 +55,6 @@ FAULTS = [
     ("scales of B of the first group", BYTES, SMALL, "of_b += (long long)work.entry * ((n + 127) / 128) * blocks(k);", "of_b += 0;"),
     ("scales of A of the first group", BYTES, SMALL, "of_a += work.begin, of_b", "of_b"),
 ]  # fmt: skip
-PLANTED = [pytest.param(*fault[1:], id=fault[0]) for fault in FAULTS]
 FAST = ("ends taken for sizes", "groups behind the 32nd lost", "stored past the group's end")
 """one of offsets, of many groups and of rows; the others run with `make test-all`"""
 BOARD = {BYTES: "rtx5090", BY_TENSOR: "rtx5090"}
@@ -66,7 +65,7 @@ def gate_of(kernel_gate, problem):
     return kernel_gate(problem, BOARD[problem]) if problem in BOARD else kernel_gate(problem)
 
 
-@pytest.mark.parametrize(("problem", "wanted", "old", "new"), representatives(PLANTED, *FAST))
+@planted(("problem", "wanted", "old", "new"), FAULTS, *FAST)
 def test_a_planted_fault_is_caught(kernel_gate, problem, wanted, old, new):
     gate = gate_of(kernel_gate, problem)
     assert gate.refutes(gate.configuration(wanted), old, new), "the fault escaped"
@@ -161,8 +160,8 @@ def test_a_problem_is_written_as_it_is_read(given, written):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("rows=3+-5,n8,k16,fp16", "of which '-5' is no length: write numbers from 0 on with + between them, and 16x2048 for 16 groups"),
-        ("rows=,n8,k16,fp16", "of which '' is no length"),
+        ("rows=3+-5,n8,k16,fp16", "of which '-5' is not a length: write numbers from 0 on with + between them, and 16x2048 for 16 groups"),
+        ("rows=,n8,k16,fp16", "of which '' is not a length"),
         ("rows=0+0,n8,k16,fp16", "has 0 rows in all groups; they must be from 1 to"),
         ("rows=2147483647+1,n8,k16,fp16", "has 2147483648 rows in all groups"),
         ("m10,rows=8+3,n8,k16,fp16", "has groups of 11 rows in all, and A has m 10: leave m out, or make it larger"),

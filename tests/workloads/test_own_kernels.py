@@ -52,7 +52,7 @@ def test_a_right_kernel_passes_with_other_knobs(tmp_path, kernel, seed):
 
 # one of each class: a long row, a second launch, integers that are not written, blocks that return at full size,
 # a second kernel, flags that only some sizes raise, atomics that are late, an offset in place, a row that is compared
-# with the launch before, a tail of two, wide integers, other scalars, bytes that are no truth values, NaN and infinities
+# with the launch before, a tail of two, wide integers, other scalars, bytes that are not truth values, NaN and infinities
 # of the reference, static memory that a bulk copy reads, shared memory that is zero in a later launch, equal values in
 # one thread, a value at a threshold, minus zero, integers near the end of their range, a later turn over these, late
 # blocks of integers that return, and late blocks that leave a tensor as it was

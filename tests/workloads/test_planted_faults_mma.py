@@ -9,7 +9,7 @@ from evoengine.cuda_emulator.build import build
 from evoengine.cuda_emulator.run import run
 from evoengine.devices.base import ScalarArgument, TensorArgument
 from evoengine.records import Launch, Outcome, Source
-from tests.support.exhaustive import more, representatives
+from tests.support.exhaustive import more, planted
 
 PLAIN = "b2,h4,s256,d64,fp16"
 CAUSAL = "b2,h8,s256,d64,bf16,causal,kv2"
@@ -65,7 +65,6 @@ FAULTS = [
 ]  # fmt: skip
 
 
-PLANTED = [pytest.param(*f[1:], id=f[0]) for f in FAULTS]
 # one fault of each class; the others of a class run with `make test-all`
 FAST = (
     "K waited for too laxly",
@@ -74,7 +73,7 @@ FAST = (
 )
 
 
-@pytest.mark.parametrize(("config", "problem", "old", "new"), representatives(PLANTED, *FAST))
+@planted(("config", "problem", "old", "new"), FAULTS, *FAST)
 def test_a_planted_fault_is_caught(attention_gate, config, problem, old, new):
     gate = attention_gate(problem)
     config = gate.start(config)

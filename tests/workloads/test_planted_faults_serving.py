@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from evoengine.search.evaluators import make_plans
 from evoengine.stages.compile import compile_source
-from tests.support.exhaustive import representatives
+from tests.support.exhaustive import planted
 from tests.support.kernel_gate import execute
 
 PAGED = "decode:b4,h8,kv2,s1000,d64,fp16,page16"
@@ -59,9 +57,7 @@ FAULTS = [
 FAST = ("a page's last key", "sums of dQ zeroed in the first batch")
 
 
-@pytest.mark.parametrize(
-    ("wanted", "problem", "old", "new"), representatives([pytest.param(*f[1:], id=f[0]) for f in FAULTS], *FAST)
-)
+@planted(("wanted", "problem", "old", "new"), FAULTS, *FAST)
 def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
     gate = kernel_gate(problem)
     config = (

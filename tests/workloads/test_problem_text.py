@@ -39,7 +39,7 @@ def test_a_problem_is_read_and_written(text, problem):
     ["decode:b1,h4,s64,d64,fp16,page\u0663", "varlen:h4,d64,fp16,lens=40,page\u0663", "varlen:h4,d64,fp16,lens=\u0663"],
 )
 def test_digits_of_other_scripts_are_no_numbers(text):
-    with pytest.raises(UsageError, match="\u0663' that is not|'\u0663' is no length"):
+    with pytest.raises(UsageError, match="\u0663' that is not|'\u0663' is not a length"):
         parse_problem(text)
 
 

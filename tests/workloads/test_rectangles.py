@@ -10,7 +10,7 @@ from evoengine.devices.pool import PAGE, BlockTrace
 from evoengine.records import Launch
 from evoengine.workloads.base import WrongBlock
 from evoengine.workloads.full_size import FullCase, choose_blocks, few
-from tests.support.exhaustive import representatives
+from tests.support.exhaustive import planted, representatives
 
 GEMM, DEEP = "gemm:m65600,n65600,k64,fp16", "gemm:m1000,n66048,k33000,fp16"
 TALL = "gemm:m66048,n1001,k33000,fp16"
@@ -32,12 +32,11 @@ FAULTS = [
 ]  # fmt: skip
 
 
-PLANTED = [pytest.param(*f[1:], id=f[0]) for f in FAULTS]
 # one fault of each class; the others of a class run with `make test-all`
 FAST = ("offset into C", "number of a row", "offset into the image")
 
 
-@pytest.mark.parametrize(("wanted", "problem", "old", "new"), representatives(PLANTED, *FAST))
+@planted(("wanted", "problem", "old", "new"), FAULTS, *FAST)
 def test_a_fault_that_no_small_case_shows_is_caught(kernel_gate, wanted, problem, old, new):
     gate = kernel_gate(problem)
     config = gate.configuration(wanted)

@@ -8,7 +8,7 @@ import torch
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
 from evoengine.workloads.rms_norm import EPS
-from tests.support.exhaustive import more, representatives
+from tests.support.exhaustive import more, planted
 
 BF16, FP16, FP32 = (f"rms_norm:rows4096,hidden4096,{dtype}" for dtype in ("bf16", "fp16", "fp32"))
 TAIL = "rms_norm:rows5000,hidden1000,bf16"
@@ -56,9 +56,7 @@ FAST = (
 """one of synchronisation, of bounds, of what is computed and of precision"""
 
 
-@pytest.mark.parametrize(
-    ("wanted", "problem", "old", "new"), representatives([pytest.param(*f[1:], id=f[0]) for f in FAULTS], *FAST)
-)
+@planted(("wanted", "problem", "old", "new"), FAULTS, *FAST)
 def test_a_planted_fault_is_caught(kernel_gate, wanted, problem, old, new):
     gate = kernel_gate(problem)
     assert gate.refutes(gate.configuration(wanted), old, new), "the fault escaped"

@@ -10,7 +10,7 @@ from evoengine.errors import UsageError
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
 from evoengine.workloads.rowwise import OPERATORS, RowwiseProblem
-from tests.support.exhaustive import more, representatives
+from tests.support.exhaustive import more, planted
 from tests.support.machine_code import require_tools
 
 WARP, BLOCK = {"family": "warp"}, {"family": "block"}
@@ -30,7 +30,7 @@ SMALL = "rowwise:softmax,rows3,hidden1,fp32"
 FAULTS = [
     # name, configuration, problem, text of the good kernel, text of the broken one
     ("sum in place of the mean", LAYER, BLOCK, "return word[1] / COLUMNS;", "return word[1];"),
-    ("centre that is no mean", LAYER, TWO, "return word[0] / COLUMNS; }\n};\n\nstruct Dev", "return word[0]; }\n};\n\nstruct Dev"),
+    ("centre that is not a mean", LAYER, TWO, "return word[0] / COLUMNS; }\n};\n\nstruct Dev", "return word[0]; }\n};\n\nstruct Dev"),
     ("deviations from 0", LAYER, TWO, "float away = x.element[j] - centre;", "float away = x.element[j];"),
     ("shares of unlike counts", LAYER, WARP, "away * away * word[2] * share", "away * away * word[2]"),
     ("eps left out", LAYER, WARP, " + eps", ""),
@@ -91,9 +91,7 @@ FAST = (
 """one of precision, two of synchronisation, of bounds and of what is computed"""
 
 
-@pytest.mark.parametrize(
-    ("problem", "wanted", "old", "new"), representatives([pytest.param(*f[1:], id=f[0]) for f in FAULTS], *FAST)
-)
+@planted(("problem", "wanted", "old", "new"), FAULTS, *FAST)
 def test_a_planted_fault_is_caught(kernel_gate, problem, wanted, old, new):
     gate = kernel_gate(problem)
     assert gate.refutes(gate.configuration(wanted), old, new), "the fault escaped"

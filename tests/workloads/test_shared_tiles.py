@@ -7,7 +7,7 @@ import pytest
 from evoengine.cuda_files import disassembler
 from evoengine.workloads import parse_problem
 from evoengine.workloads.gemm.problem import most_sharers, parts
-from tests.support.exhaustive import more, representatives
+from tests.support.exhaustive import more, planted
 from tests.support.kernel_gate import KernelGate
 
 FEW, LINEAR = "gemm:m64,n4096,k8192,bf16,b_nk", "gemm:m256,n4096,k8192,fp16,b_nk,bias"
@@ -73,9 +73,7 @@ def found(gate, wanted):
     return {**gate.configuration(whole), "stream_steps": wanted["streamed"]}
 
 
-@pytest.mark.parametrize(
-    ("problem", "wanted", "old", "new"), representatives([pytest.param(*f[1:], id=f[0]) for f in FAULTS], *FAST)
-)
+@planted(("problem", "wanted", "old", "new"), FAULTS, *FAST)
 def test_a_planted_fault_is_caught(kernel_gate, problem, wanted, old, new):
     gate = kernel_gate(problem)
     assert gate.refutes(found(gate, wanted), old, new), "the fault escaped"

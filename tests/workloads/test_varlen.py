@@ -22,7 +22,7 @@ from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import visits_by_block
 from evoengine.workloads.varlen.tensors import NO_PAGE
-from tests.support.exhaustive import more, representatives
+from tests.support.exhaustive import more, planted, representatives
 from tests.support.kernel_gate import execute
 
 PACKED = "varlen:h4,kv2,d64,bf16,causal,lens=100+0+37,kvlens=130+5+37"
@@ -66,12 +66,11 @@ FAULTS = [
     ("slot in the page by its tile", LARGE_PAGES, "key % PAGE)", "key % TILE_N)"),
     ("a page's slots in reverse", PAGED, "+ key % PAGE", "+ PAGE - 1 - key % PAGE"),
 ]  # fmt: skip
-PLANTED = [pytest.param(*fault[1:], id=fault[0]) for fault in FAULTS]
 FAST = ("mask aligned to the upper left", "sequences behind the 32nd lost", "one page for a whole tile")
 """one of lengths, of the order and of pages; the others run with `make test-all`"""
 
 
-@pytest.mark.parametrize(("problem", "old", "new"), representatives(PLANTED, *FAST))
+@planted(("problem", "old", "new"), FAULTS, *FAST)
 def test_a_planted_fault_is_caught(kernel_gate, problem, old, new):
     gate = kernel_gate(problem)
     assert gate.refutes(gate.configuration(SMALL), old, new), "the fault escaped"
@@ -217,8 +216,8 @@ def test_a_problem_is_written_as_it_is_read(given, written):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("h4,d64,fp16,lens=3+-5", "of which '-5' is no length: write numbers from 0 on"),
-        ("h4,d64,fp16,lens=", "of which '' is no length"),
+        ("h4,d64,fp16,lens=3+-5", "of which '-5' is not a length: write numbers from 0 on"),
+        ("h4,d64,fp16,lens=", "of which '' is not a length"),
         ("h4,d64,fp16,lens=3+5,kvlens=8", "lens names 2 lengths and kvlens 1; each sequence has one of either"),
         ("h4,d64,fp16,lens=0+0", "no sequence has a query"),
         ("h4,d64,fp16,lens=2147483647+1", "add up to 2147483648 rows"),

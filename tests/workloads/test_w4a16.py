@@ -10,7 +10,7 @@ from evoengine.cuda_files import disassembler
 from evoengine.errors import UsageError
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
-from tests.support.exhaustive import more, representatives
+from tests.support.exhaustive import more, planted
 from tests.support.kernel_gate import KernelGate
 
 DECODE, SYMMETRIC = "w4a16:m16,n4096,k4096,fp16,zeros", "w4a16:m16,n4096,k4096,bf16"
@@ -114,7 +114,6 @@ FAULTS += [
     ("wgmma: a tile's buffers counted from the beginning", FULL, PERSISTENT, "            tiles.advance(work.steps);\n            store", "            store"),
     ("wgmma: sums of the second block lost", MEDIUM, PARTS, "block < SPLIT_K; ++block", "block < SPLIT_K - 1; ++block"),
 ]  # fmt: skip
-PLANTED = [pytest.param(*fault[1:], id=fault[0]) for fault in FAULTS]
 FAST = (
     "zero point of the column beside",
     "elements along k paired as they lie",
@@ -125,7 +124,7 @@ FAST = (
 """one of layouts, of products and of blocks that share a tile; the others run with `make test-all`"""
 
 
-@pytest.mark.parametrize(("problem", "wanted", "old", "new"), representatives(PLANTED, *FAST))
+@planted(("problem", "wanted", "old", "new"), FAULTS, *FAST)
 def test_a_planted_fault_is_caught(kernel_gate, problem, wanted, old, new):
     gate = kernel_gate(problem)
     assert gate.refutes(gate.configuration(wanted), old, new), "the fault escaped"
@@ -229,8 +228,11 @@ def test_a_problem_is_written_as_it_is_read(given, written):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("m16,n4096,k4000,fp16", "k 4000 is no multiple of the group of 128: the nearest are k3968 and k4096"),
-        ("m16,n4092,k4096,fp16", "n 4092 is no multiple of the 8 columns of a word: the nearest are n4088 and n4096"),
+        ("m16,n4096,k4000,fp16", "k 4000 is not a multiple of the group of 128: the nearest are k3968 and k4096"),
+        (
+            "m16,n4092,k4096,fp16",
+            "n 4092 is not a multiple of the 8 columns of a word: the nearest are n4088 and n4096",
+        ),
         ("m16,n5,k4096,fp16", "the nearest is n8"),
         (
             "m16,n4096,k4096,fp16,g48",

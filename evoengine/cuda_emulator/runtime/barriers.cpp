@@ -19,12 +19,12 @@ struct Barrier {
     char text[192];
     unsigned block, shared;
     unsigned count;    // arrivals per phase
-    unsigned phase;    // the number of the one under way
-    unsigned pending;  // arrivals it still needs, those under way among them
-    long bytes;        // transaction bytes expected, those under way among them
-    unsigned arrivals_under_way;
-    long bytes_under_way;
-    PendingCompletion* first;  // what is under way, newest first
+    unsigned phase;    // number of the current one
+    unsigned pending;  // arrivals it still needs, including those in flight
+    long bytes;        // transaction bytes expected, including those in flight
+    unsigned arrivals_in_flight;
+    long bytes_in_flight;
+    PendingCompletion* first;  // copies in flight, newest first
     bool published;            // to the asynchronous proxy
     bool valid;
     When initialised;
@@ -68,7 +68,7 @@ PendingCompletion* take_landing() {
         free_landings = found->next;
         return found;
     }
-    if (used_landings == max_landings) crash("more than %u asynchronous copies under way", max_landings);
+    if (used_landings == max_landings) crash("more than %u asynchronous copies in flight", max_landings);
     return &landings[used_landings++];
 }
 
@@ -82,14 +82,14 @@ void add(Barrier& b, const PendingCompletion& landing) {
     *place = landing;
     place->next = b.first;
     b.first = place;
-    b.arrivals_under_way += landing.arrivals;
-    b.bytes_under_way += landing.bytes;
+    b.arrivals_in_flight += landing.arrivals;
+    b.bytes_in_flight += landing.bytes;
 }
 
-unsigned open_arrivals(const Barrier& b) { return b.pending - b.arrivals_under_way; }
+unsigned open_arrivals(const Barrier& b) { return b.pending - b.arrivals_in_flight; }
 
 // Whether the phase is over as soon as pending work has landed.
-bool can_end(const Barrier& b) { return !open_arrivals(b) && b.bytes == b.bytes_under_way; }
+bool can_end(const Barrier& b) { return !open_arrivals(b) && b.bytes == b.bytes_in_flight; }
 
 void end_phase(Barrier& b) {
     while (PendingCompletion* landing = b.first) {
@@ -100,7 +100,7 @@ void end_phase(Barrier& b) {
     if (keeps_order()) copy(b.over, b.arrived);
     ++b.phase;
     b.pending = b.count;
-    b.bytes = b.bytes_under_way = b.arrivals_under_way = 0;
+    b.bytes = b.bytes_in_flight = b.arrivals_in_flight = 0;
     wake_block(&b.gate, b.block);
 }
 
@@ -213,8 +213,8 @@ unsigned long long barrier_arrive(unsigned shared, unsigned count, unsigned byte
     unsigned open = open_arrivals(b);
     if (!open && can_end(b))
         crash(
-            "mbarrier.arrive at line %d: phase %u of the mbarrier at shared address %u has all its %u arrivals, and "
-            "nobody has waited for what is under way to it",
+            "mbarrier.arrive at line %d: phase %u of the mbarrier at shared address %u has all its %u arrivals, "
+            "and the block has not waited for the copies in flight to it",
             line, b.phase, shared, b.count);
     if (count > open)
         crash("mbarrier.arrive at line %d: %u arrivals at shared address %u, where phase %u lacks %u of %u", line,
@@ -236,7 +236,7 @@ void barrier_expect(unsigned shared, unsigned bytes, int line) {
 // Work begins that will land in that block, at the barrier there.
 void barrier_promise(unsigned block, unsigned shared, PendingCompletion landing, const char* what, int line) {
     const unsigned rank = block - first_of_cluster(block);
-    // The block must wait for what lands (check_nothing_under_way): no other order is asked for.
+    // The block must wait for what lands (check_nothing_in_flight): no other order is asked for.
     Barrier& b = find(block == own_block() ? shared : map_to_block(shared, rank, line), what, line, require_alive);
     landing.block = block;
     if (!b.published)
@@ -297,16 +297,16 @@ void name_stuck_barriers() {
             snprintf(b.text, sizeof b.text,
                      "mbarrier at shared address %u, whose phase %u (parity %u) lacks %u of %u arrivals "
                      "and %ld bytes",
-                     b.shared, b.phase, b.phase & 1, open_arrivals(b), b.count, b.bytes - b.bytes_under_way);
+                     b.shared, b.phase, b.phase & 1, open_arrivals(b), b.count, b.bytes - b.bytes_in_flight);
         }
 }
 
-void check_nothing_under_way(unsigned first_block) {
+void check_nothing_in_flight(unsigned first_block) {
     const Barriers& all = barriers_of(first_block);
     for (unsigned i = 0; i < all.count; ++i)
         for (const PendingCompletion* landing = all.of[i].first; landing; landing = landing->next)
             if (landing->bytes)
-                crash("the block ended with %u bytes under way to shared address %u, which nobody waited for",
+                crash("the block ended with %u bytes in flight to shared address %u, for which no thread waited",
                       landing->bytes, landing->shared);
 }
 

@@ -118,7 +118,7 @@ void perform(const Store& store) {
 
 void add(Store store, const char* what) {
     async_read(store.shared, store.bytes, what, store.line);  // what is not fenced is laid to the store that reads it
-    if (store_count == max_stores) crash("more than %u bulk stores under way", max_stores);
+    if (store_count == max_stores) crash("more than %u pending bulk stores", max_stores);
     store.fiber = current;
     store.group = committed[current];
     if (lands_at_once()) perform(store), store.done = true;

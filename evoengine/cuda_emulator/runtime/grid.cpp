@@ -25,7 +25,7 @@ unsigned draw_running() {
 }
 
 void end_cluster(unsigned first_block) {
-    check_nothing_under_way(first_block);
+    check_nothing_in_flight(first_block);
     check_all_canaries(first_block);
     for (unsigned i = first_block; i < first_block + kernel.cluster; ++i) end_visits(i);
     --running;

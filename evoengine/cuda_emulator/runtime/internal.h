@@ -230,7 +230,7 @@ void land_copies(CopyQueue& queue, unsigned long until);
 void clear_barriers(unsigned first_block);
 void name_stuck_barriers();
 void barrier_promise(unsigned block, unsigned shared, PendingCompletion landing, const char* what, int line);
-void check_nothing_under_way(unsigned first_block);
+void check_nothing_in_flight(unsigned first_block);
 
 // async_proxy.cpp
 extern bool fences_due;  // at the end of the round

@@ -1,7 +1,7 @@
 // Memory that blocks share: outputs and scratch memory. Of every part of it is kept who wrote it last and who has read
 // it since. Two accesses by different threads, one of them a write, are in order where one thread knows of the other's
 // (clocks.cpp), or where both are strong and of a scope that holds both threads; else they race, whatever the schedule.
-// The rules are those of the PTX ISA, "Memory Consistency Model". A store that changes nothing is no write here, as
+// The rules are those of the PTX ISA, "Memory Consistency Model". A store that changes nothing is not a write here, as
 // CUDA lets threads store the same value to one place.
 //
 // The compiler calls the handlers at the end of this file (-fsanitize=thread) before every access of a checked kernel.

@@ -17,7 +17,7 @@ namespace evo_emu {
 namespace {
 
 constexpr unsigned group_size = 128;
-constexpr unsigned max_under_way = 128, max_accumulators = 8, max_tiles = 32;
+constexpr unsigned max_pending = 128, max_accumulators = 8, max_tiles = 32;
 
 // Pending accumulators of one thread: their values, while the registers themselves are NaN.
 struct Accumulator {
@@ -45,8 +45,8 @@ struct Operation {
 };
 
 struct Warpgroup {
-    Operation operations[max_under_way];  // the n-th is at n % max_under_way
-    Tiles tiles[max_tiles];               // of the n-th at n % max_tiles, where they were read early
+    Operation operations[max_pending];  // the n-th is at n % max_pending
+    Tiles tiles[max_tiles];             // of the n-th at n % max_tiles, where they were read early
     unsigned begun, computed;
     Gate gate;
     char text[128];
@@ -98,13 +98,13 @@ unsigned take_accumulator(Thread& t, float* registers, unsigned count, int line)
         }
         if (registers >= a.registers + a.count || a.registers >= registers + count) continue;
         if (a.registers != registers || a.count != count)
-            crash("wgmma at line %d: its accumulators overlap others that are under way in another shape", line);
+            crash("wgmma at line %d: its accumulators overlap those of a pending wgmma of another shape", line);
         if (!all_nan(registers, count))
-            crash("wgmma at line %d: accumulators have been written while a wgmma was under way to them", line);
+            crash("wgmma at line %d: accumulators have been written while a wgmma on them was pending", line);
         ++a.uses;
         return unsigned(&a - t.accumulators);
     }
-    if (!free) crash("wgmma at line %d: more than %u accumulators of one thread under way", line, max_accumulators);
+    if (!free) crash("wgmma at line %d: more than %u pending accumulators of one thread", line, max_accumulators);
     check_fenced(t, registers, count, "accumulator", line);
     free->registers = registers;
     free->count = count;
@@ -131,11 +131,11 @@ void read_b(const Wgmma& w, Tiles& tiles) {
 
 // The n-th wgmma of a thread is the n-th of all 128: they need not come at the same time, but to the same instruction.
 Operation& join(Warpgroup& g, Thread& t, const Wgmma& wgmma) {
-    Operation& op = g.operations[t.begun % max_under_way];
+    Operation& op = g.operations[t.begun % max_pending];
     Tiles& tiles = g.tiles[t.begun % max_tiles];
     if (t.begun == g.begun) {
-        if (g.begun >= max_under_way && op.ended != group_size)
-            crash("wgmma at line %d: more than %u under way in the warpgroup", wgmma.line, max_under_way);
+        if (g.begun >= max_pending && op.ended != group_size)
+            crash("wgmma at line %d: more than %u pending wgmma of the warpgroup", wgmma.line, max_pending);
         op.wgmma = wgmma;
         op.group = t.committed;
         op.begun = op.ended = op.warps_begun = 0;
@@ -287,7 +287,7 @@ void wgmma_begin(float* const* accumulators, const Wgmma& wgmma) {
         crash("wgmma at line %d: the thread is in no whole warpgroup of 128 threads", wgmma.line);
     for (unsigned i = 1; i < wgmma.columns / 2; ++i)
         if (accumulators[i] != accumulators[0] + i)
-            crash("wgmma at line %d: the emulator wants the accumulators to be one array, in order", wgmma.line);
+            crash("wgmma at line %d: the emulator requires the accumulators to be one array, in order", wgmma.line);
     Thread& t = threads[current];
     Operation& op = join(warpgroups[group], t, wgmma);
     op.accumulator[within] = (unsigned char)take_accumulator(t, accumulators[0], wgmma.columns / 2, wgmma.line);
@@ -309,7 +309,7 @@ void wgmma_wait(unsigned groups_left, int line) {
     if (!threads) return;
     Thread& t = threads[current];
     Warpgroup& g = warpgroups[current / group_size];
-    auto operation = [&](unsigned i) -> Operation& { return g.operations[i % max_under_way]; };
+    auto operation = [&](unsigned i) -> Operation& { return g.operations[i % max_pending]; };
     for (t.waits_until = t.ended; t.waits_until < t.begun; ++t.waits_until)
         if (operation(t.waits_until).group + groups_left >= t.committed) break;
     while (g.computed < t.waits_until) {
@@ -338,8 +338,8 @@ bool finish_a_wgmma() {
         if (until == ~0u) continue;
         const unsigned before = g.computed, interrupted = current;
         stand_in_for(waiter);  // who sees its block's memory, and whom a message shall name
-        for (; g.computed < until && g.operations[g.computed % max_under_way].begun == group_size; ++g.computed)
-            compute(g.operations[g.computed % max_under_way], g.tiles[g.computed % max_tiles], start);
+        for (; g.computed < until && g.operations[g.computed % max_pending].begun == group_size; ++g.computed)
+            compute(g.operations[g.computed % max_pending], g.tiles[g.computed % max_tiles], start);
         stand_in_for(interrupted);
         if (g.computed == before) continue;
         note_progress();
@@ -354,7 +354,7 @@ void name_stuck_wgmma() {
     if (!warpgroups) return;
     for (unsigned i = 0; i * group_size < fiber_count; ++i) {
         Warpgroup& g = warpgroups[i];
-        const Operation& op = g.operations[g.computed % max_under_way];
+        const Operation& op = g.operations[g.computed % max_pending];
         snprintf(g.text, sizeof g.text, "wgmma.wait_group for the wgmma of line %d, begun by %u of its 128 threads",
                  op.wgmma.line, op.begun);
     }

@@ -267,7 +267,9 @@ class Projection:
         try:
             self._write_note("dashboard", study_note(effects(self._ledger.trials(run=self._run, ranked=True))))
         except PROJECTING as error:
-            logger.warning("the Optuna study has no note of what paid: %s", _one_line(error))
+            logger.warning(
+                "the note on effective knob changes could not be added to the Optuna study: %s", _one_line(error)
+            )
 
     def _keep_source(self, shown: StudyTrial) -> dict[str, str]:
         """Keep the source as an artifact, once, by its SHA-256; return the attribute that links it.

@@ -161,7 +161,7 @@ def _cases(session: Session, own: Select[int]) -> dict[str, CaseErrors]:
 
 
 def _share(error: float | str | None, allowed: float | str | None) -> float | None:
-    """Return an error over what is allowed; None if either is no number."""
+    """Return an error over what is allowed; None if either is not a number."""
     largest, bound = from_json_number(error), from_json_number(allowed)
     if largest is None or not bound or not math.isfinite(largest) or not math.isfinite(bound):
         return None

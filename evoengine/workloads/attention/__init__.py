@@ -17,7 +17,7 @@ from evoengine.workloads.base import Case, FullSize, Tensors, Workload
 
 class Attention(Workload[AttentionProblem]):
     name = "attention"
-    grammar = "b…,h…,s…,d…[,dv…],fp16|bf16[,causal][,kv…][,lse]; sq…,sk… for unlike lengths"
+    grammar = "b…,h…,s…,d…[,dv…],fp16|bf16[,causal][,kv…][,lse]; sq…,sk… for different lengths"
     example = EXAMPLE
     compile_time = ("head_dim", "head_dim_v", "dtype", "causal", "element_bytes")
     is_default = True

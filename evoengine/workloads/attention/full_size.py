@@ -38,7 +38,7 @@ _OWN_BLOCKS = 3
 _MOST_KEYS = 256
 """of a shortened problem whose K and V are larger than its Q: with as few as Q has, Q would grow too large"""
 _HEAD_BYTES = 13 << 20
-"""K and V of a head, of which an L2 of 32 to 50 MB holds two or three: five heads are no multiple of either. Where
+"""K and V of a head, of which an L2 of 32 to 50 MB holds two or three: five heads are not a multiple of either. Where
 those of the problem are larger, they are taken: the L2 may hold none"""
 _L2_KEY_BYTES = 32 << 20
 """of K and V, in all the heads whose tiles of rows are dealt out together"""

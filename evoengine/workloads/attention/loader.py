@@ -47,7 +47,7 @@ def attention(q, k, v, out=None, *, scale=None):
 
     `scale` multiplies q·kᵀ; it is 1/√head_dim by default.
 
-    Raises TypeError for objects that are no tensors of torch or CuPy, ValueError for tensors that the kernel does not
+    Raises TypeError for objects that are not tensors of torch or CuPy, ValueError for tensors that the kernel does not
     support, and RuntimeError if a gradient is required, or if the GPU or its driver cannot run the kernel.
     """
     library = _library(type(q))
@@ -113,7 +113,7 @@ def _check_shapes(shapes):
         if shapes[name] != shape:
             raise ValueError(f"{name} has shape {shapes[name]}; {shape} was expected")
     if not kv_heads or heads % kv_heads:
-        raise ValueError(f"{heads} heads are no multiple of {kv_heads} kv heads")
+        raise ValueError(f"{heads} heads are not a multiple of {kv_heads} kv heads")
     if not seq_k:
         raise ValueError("k has no keys to attend to")
     if PROBLEM["causal"] and seq_q > seq_k:

@@ -37,7 +37,7 @@ SHORT = (1, 2)
 
 class AttentionBackward(Workload[BackwardProblem]):
     name = "attention-backward"
-    grammar = f"b…,h…,s…,d…,{'|'.join(DTYPES)}[,causal][,kv…]; sq…,sk… for unlike lengths"
+    grammar = f"b…,h…,s…,d…,{'|'.join(DTYPES)}[,causal][,kv…]; sq…,sk… for different lengths"
     example = EXAMPLE
     compile_time = ("head_dim", "dtype", "causal", "element_bytes")
     baseline_label = "SDPA"

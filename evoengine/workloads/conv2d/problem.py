@@ -28,7 +28,7 @@ class Conv2dProblem:
     The sum is over r, s and c, with at(p, r) = p·stride - pad + r·dilation; outside of the image x is 0. x is [images,
     height, width, channels], weight [filters, filter_h, filter_w, channels], bias [filters], residual and y [images,
     out_height, out_width, filters]: torch's channels_last. All are of `dtype`; the sum is float32 and is rounded once,
-    behind the epilogue. A bias and a residual that the problem does not have are no parameters.
+    behind the epilogue. A bias and a residual that the problem does not have are not parameters.
     """
 
     images: int
@@ -116,7 +116,7 @@ def parse_problem(text: str) -> Conv2dProblem:
         words.get("epilogue", NO_EPILOGUE), RESIDUAL in words,
     )  # fmt: skip # in the order of the fields
     if why := _why_not(problem):
-        raise UsageError(f"the problem {text!r} cannot be: {why}")
+        raise UsageError(f"the problem {text!r} is invalid: {why}")
     return problem
 
 

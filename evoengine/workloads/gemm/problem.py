@@ -38,7 +38,7 @@ class GemmProblem:
     A is [batch, m, k] or [batch, k, m], B [batch, k, n] or [batch, n, k], both of `dtype`; bias [n], residual and C
     [batch, m, n] of `out_dtype`; a batch of 1 has no such axis. The sum is float32 (of int8 int32) and rounded once,
     behind the epilogue. f is nothing, max(x, 0), GELU by erf, or SiLU, x / (1 + exp(-x)). Where the epilogue has no
-    bias it is not read; a residual that the problem does not have is no parameter. With swiglu there is a second B,
+    bias it is not read; a residual that the problem does not have is not a parameter. With swiglu there is a second B,
     b_up, and C = SiLU(A·B) · (A·b_up) + residual.
 
     Bytes have both operands along k, and float32 scales by which each product is multiplied: `tensor`: scale_a and
@@ -171,7 +171,7 @@ def parse_problem(text: str) -> GemmProblem:
         RESIDUAL in words, OUT_DTYPES.get(words.get("out_dtype", ""), ""), SCALES.get(words.get("scales", ""), ""),
     )  # fmt: skip # in the order of the fields
     if why := why_not(problem):
-        raise UsageError(f"the problem {text!r} cannot be: {why}")
+        raise UsageError(f"the problem {text!r} is invalid: {why}")
     return problem
 
 

@@ -118,5 +118,5 @@ def parse_problem(text: str) -> GroupedGemmProblem:
         OUT_DTYPES.get(words.get("out_dtype", ""), ""), SCALES.get(words.get("scales", ""), ""), sizes.get("m", 0),
     )  # fmt: skip # in the order of the fields
     if why := why_not(problem.whole):
-        raise UsageError(f"the problem {text!r} cannot be: {why}")
+        raise UsageError(f"the problem {text!r} is invalid: {why}")
     return problem

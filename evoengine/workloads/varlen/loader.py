@@ -110,7 +110,7 @@ def varlen(q, k, v, batch, out=None, *, scale=None):
 
     `scale` multiplies q·kᵀ; it is 1/√head_dim by default.
 
-    Raises TypeError for objects that are no tensors of torch or CuPy, ValueError for tensors that the kernel does not
+    Raises TypeError for objects that are not tensors of torch or CuPy, ValueError for tensors that the kernel does not
     support or that are too small for the batch, and RuntimeError if a gradient is required, or if the GPU or its driver
     cannot run the kernel.
     """
@@ -172,7 +172,7 @@ def _check_shapes(shapes):
             raise ValueError(f"{name} has shape {shapes[name]}; {expected} was expected")
     kv_heads = keys[-2]
     if not kv_heads or heads % kv_heads:
-        raise ValueError(f"{heads} heads are no multiple of {kv_heads} kv heads")
+        raise ValueError(f"{heads} heads are not a multiple of {kv_heads} kv heads")
 
 
 def _span(name, shape, strides, library):

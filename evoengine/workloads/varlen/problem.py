@@ -138,7 +138,7 @@ def parse_problem(text: str) -> VarlenProblem:
     }
     require_groups(text, sizes["heads"], sizes.get("kv_heads", sizes["heads"]))
     if why := _why_not(sizes, lists):
-        raise UsageError(f"the problem {text!r} cannot be: {why}")
+        raise UsageError(f"the problem {text!r} is invalid: {why}")
     problem = VarlenProblem(
         sizes["heads"], sizes.get("kv_heads", sizes["heads"]), sizes["head_dim"], words["dtype"], lists["lens"],
         lists.get("kvlens", lists["lens"]), "mask" in words, sizes.get("page", 0), sizes.get("pool", 0),

@@ -23,7 +23,7 @@ MIDDLE = 8
 class W4A16Problem:
     """C = f(A·W + bias) with W[i, j] = (q[i, j] - z[i / group, j]) · scales[i / group, j].
 
-    A is [m, k] and C [m, n], both of `dtype`, as are scales [k / group, n] and the bias [n], which is no parameter
+    A is [m, k] and C [m, n], both of `dtype`, as are scales [k / group, n] and the bias [n], which is not a parameter
     where the epilogue has none. q has 4 bits, 0 to 15: `qweight` is int32 [k / 8, n], with q[8 r + e, j] in bits 4 e to
     4 e + 3 of element [r, j]. z has 4 bits, 0 to 15: `qzeros` is int32 [k / group, n / 8], with z[g, 8 c + e] in bits
     4 e to 4 e + 3 of element [g, c]; without `zeros` every z is 8. Weights may be rounded to `dtype`; the sum is
@@ -81,7 +81,7 @@ def parse_problem(text: str) -> W4A16Problem:
         words.get("epilogue", NO_EPILOGUE),
     )  # fmt: skip # in the order of the fields
     if why := _why_not(problem):
-        raise UsageError(f"the problem {text!r} cannot be: {why}")
+        raise UsageError(f"the problem {text!r} is invalid: {why}")
     return problem
 
 
@@ -91,9 +91,9 @@ def _why_not(p: W4A16Problem) -> str | None:
         known = ", ".join(map(str, GROUPS))
         return f"groups are of {known} weights along k, not of {p.group}: write one of these behind g"
     if p.k % p.group:
-        return f"k {p.k} is no multiple of the group of {p.group}: {_nearest('k', p.k, p.group)}"
+        return f"k {p.k} is not a multiple of the group of {p.group}: {_nearest('k', p.k, p.group)}"
     if p.n % PACKED:
-        return f"n {p.n} is no multiple of the {PACKED} columns of a word: {_nearest('n', p.n, PACKED)}"
+        return f"n {p.n} is not a multiple of the {PACKED} columns of a word: {_nearest('n', p.n, PACKED)}"
     return None
 
 

@@ -54,7 +54,7 @@ extern const Entry* all_entries;
 // Whether the unit was compiled with every access to memory instrumented (races.cpp), and blocks run side by side.
 extern const bool checked;
 
-// Ends the process with the message, followed by the kernel, the block and the thread under way.
+// Ends the process with the message, followed by the kernel, the running block and thread.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void crash(const char* format, ...);
 
 // The running thread's number in its block, x running fastest, then y; warps are made of 32 in a row.
