@@ -4,6 +4,7 @@
 
 The folders hold DeepGEMM's deep_gemm/include (MIT, commit 54e2261) and CUTLASS's include. Its kernel is instantiated as
 its host code does for a layout (csrc/jit_kernels/heuristics/sm90.hpp), each of LAYOUTS. Ours are CONFIGURATIONS. With
+--rows FOLDER its kernels become rows for measured_h100.py --from, and with
 --grouped it is DeepGEMM's contiguous layout of groups, whose sizes are multiples of 128 with an index for each row, and
 ours of the same sizes.
 Nothing is measured on a GPU; PUBLISHED has the rows of DeepGEMM's first README (commit a6d97a1, H800).
@@ -12,10 +13,13 @@ Nothing is measured on a GPU; PUBLISHED has the rows of DeepGEMM's first README 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -135,11 +139,15 @@ def compiled(text: str, options: argparse.Namespace) -> bytes:
         return cubin.read_bytes()
 
 
+def geometry_of(layout: Layout, shape: Shape) -> Geometry:
+    threads = 256 if layout.rows <= 64 else 384
+    return Geometry((132, 1, 1), (threads, 1, 1), stages_and_bytes(layout, shape.k)[1], (2, 1, 1))
+
+
 def launch_of(cubin: bytes, layout: Layout, shape: Shape) -> tuple[Program, Launch]:
     m, n, k, entries = shape.rows, shape.n, shape.k, max(1, shape.groups)
     entry = kernel_names(cubin)[0]
     program, kernel = Program(disassemble(cubin), entry), read_kernel(cubin, entry)
-    _, shared = stages_and_bytes(layout, k)
     blocks = -(-k // DEPTH)
     a, b = DrawnArgument("A", m * k, "uint8"), DrawnArgument("B", entries * n * k, "uint8")
     c = DrawnArgument("C", 2 * m * n, "bf16", output=True)
@@ -157,17 +165,38 @@ def launch_of(cubin: bytes, layout: Layout, shape: Shape) -> tuple[Program, Laun
     sizes = [ScalarArgument(name, np.int32(size)) for name, size in (("m", m), ("n", n), ("k", k))]
     owners = np.repeat(np.arange(entries, dtype=np.int32), shape.m)
     layout_of_groups = DrawnArgument("groups", owners.nbytes, "int32", contents=owners.view(np.uint8))
-    threads = 256 if layout.rows <= 64 else 384
-    geometry = Geometry((132, 1, 1), (threads, 1, 1), shared, (2, 1, 1))
-    return program, prepare(kernel, geometry, [of_b, layout_of_groups, *sizes, *maps], 0, mapped=[a, b, c, of_a])
+    return program, prepare(
+        kernel, geometry_of(layout, shape), [of_b, layout_of_groups, *sizes, *maps], 0, mapped=[a, b, c, of_a]
+    )
+
+
+def traffic(shape: Shape) -> float:
+    return float(shape.rows * shape.k + max(1, shape.groups) * shape.n * shape.k + 2 * shape.rows * shape.n)
 
 
 def predicted(options: argparse.Namespace, layout: Layout, shape: Shape) -> Prediction:
-    m, n, k = shape.rows, shape.n, shape.k
-    stages, _ = stages_and_bytes(layout, k)
+    stages, _ = stages_and_bytes(layout, shape.k)
     program, launch = launch_of(compiled(instance(layout, shape, stages), options), layout, shape)
-    traffic = m * k + max(1, shape.groups) * n * k + 2 * m * n
-    return predict(program, launch, find_chip(GPU), 2.0 * m * n * k, float(traffic))
+    return predict(program, launch, find_chip(GPU), 2.0 * shape.rows * shape.n * shape.k, traffic(shape))
+
+
+def write_rows(options: argparse.Namespace, layouts: Sequence[Layout], shapes: Sequence[Shape]) -> None:
+    """Append DeepGEMM's kernels to a folder of measured_h100.py --prepare."""
+    from benchmarks.measured_kernels import Made, keep, make_folder, row_of
+
+    make_folder(options.rows)
+    with (options.rows / "rows.jsonl").open("a") as file:
+        for shape, layout in product(shapes, layouts):
+            stages, _ = stages_and_bytes(layout, shape.k)
+            cubin = compiled(instance(layout, shape, stages), options)
+            program, launch = launch_of(cubin, layout, shape)
+            made = Made(kernel_names(cubin)[0], program, launch, geometry_of(layout, shape))
+            shared = "A" if layout.multicast_a else "B"
+            named = "DeepGEMM", str(shape), f"{layout.rows} × {layout.columns}, multicast of {shared}"
+            row = row_of(named, cubin, [made], 2.0 * shape.rows * shape.n * shape.k, traffic(shape), policies=("cold",))
+            keep(options.rows, row, cubin, None, "")
+            print(json.dumps(row, ensure_ascii=False), file=file, flush=True)
+            print(named, row["predicted"]["cold"]["us"], flush=True)
 
 
 def ours(config: Config, shape: Shape) -> Prediction | None:
@@ -201,10 +230,14 @@ def main() -> None:
     parser.add_argument("--cutlass", type=Path, required=True)
     parser.add_argument("--nvcc", default="nvcc")
     parser.add_argument("--shapes", type=int, default=len(PUBLISHED), help="how many of the published shapes")
+    parser.add_argument("--rows", type=Path, metavar="FOLDER")
     parser.add_argument("--grouped", action="store_true")
     options = parser.parse_args()
     published = PUBLISHED_GROUPS if options.grouped else PUBLISHED
     layouts = [layout for layout in LAYOUTS if layout.rows == DEPTH or not options.grouped]
+    if options.rows:
+        shapes = [Shape(*sizes) for sizes in list(published)[: options.shapes]]
+        return write_rows(options, layouts, shapes)
     print("| problem | kernel | predicted, µs | TFLOPS | tensor | DRAM |")
     print("|---|---|---:|---:|---:|---:|")
     for sizes, tflops in list(published.items())[: options.shapes]:

@@ -148,9 +148,9 @@ def families(store: Store, problems: Sequence[str] = PROBLEMS) -> None:
     from evoengine.paths import asset
     from evoengine.records import CompiledCandidate
     from evoengine.search.evaluators import make_plans
-    from evoengine.stages.gate import CannotJudge, executor
+    from evoengine.stages.gate import executor
     from evoengine.stages.render import render
-    from evoengine.stages.verify import verify
+    from evoengine.stages.verify import CannotJudge, verify
 
     bfloat = {"out": "bf16", "o": "bf16", "y": "bf16", "c": "bf16"}
     for problem in problems:

@@ -10,6 +10,7 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from evoengine.devices import cuda_api
 from evoengine.devices.base import TensorMapArgument
 from evoengine.devices.cuda import encode_tensor_map
-from evoengine.devices.cuda_api import CudaError, Event, Function, Module, Parameters
+from evoengine.devices.cuda_api import CudaError, Event, Module, Parameters
 
 Row = dict[str, Any]
 ROLES = ("in", "out", "scratch", "zero")
@@ -61,6 +62,7 @@ _MORE = {
     "cuMemcpyDtoH_v2": (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t),
     "cuMemcpyDtoD_v2": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t),
     "cuCtxSynchronize": (),
+    "cuLaunchKernelEx": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
     "cuProfilerStart": (),
     "cuProfilerStop": (),
 }
@@ -187,27 +189,61 @@ def compiled_here(text: str) -> bytes:
     return bytes(api.getCUBIN(program)) + b"\0"
 
 
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute of cuda.h, with the value of a cluster's dimensions."""
+
+    _fields_ = (("id", ctypes.c_uint64), ("cluster", ctypes.c_uint32 * 16))
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig of cuda.h: the grid, the block and the bytes of shared memory, the stream, the attributes."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_uint32 * 7), ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint32),
+    )  # fmt: skip # a table
+
+
+CLUSTER_DIMENSION = 4
+"""CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION"""
+
+
+def launch_clusters(
+    module: Module, entry: str, cluster: Sequence[int], grid: Sequence[int], block: Sequence[int], shared: int,
+    parameters: Parameters,
+) -> None:  # fmt: skip
+    """Queue a kernel whose clusters its binary does not state. Raises CudaError."""
+    handle = ctypes.c_void_p()
+    cuda_api.call("cuModuleGetFunction", ctypes.byref(handle), module.handle, entry.encode())
+    attribute = Attribute(CLUSTER_DIMENSION, (ctypes.c_uint32 * 16)(*cluster))
+    sizes = (ctypes.c_uint32 * 7)(*grid, *block, shared)
+    config = Config(sizes, None, ctypes.addressof(attribute), 1)
+    call("cuLaunchKernelEx", ctypes.byref(config), handle, parameters.pointers, None)
+
+
 class Launches:
     """The kernels of a row, ready to be queued."""
 
     def __init__(self, row: Row, module: Module, places: Mapping[str, int]) -> None:
         self.reset = [(places[name], b[0]) for name, b in row["buffers"].items() if b[2] == "zero"]
-        self._all: list[tuple[Function, tuple[Any, ...]]] = []
+        self._all: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         for kernel in row["kernels"]:
             function = module.function(kernel["entry"])
             if kernel["shared"] > 48 << 10:
                 function.allow_shared(kernel["shared"])
             parameters = Parameters([value(p, places) for p in kernel["parameters"]])
             geometry = tuple(kernel["grid"]), tuple(kernel["block"]), kernel["shared"], parameters
-            self._all.append((function, geometry))
+            of_cluster = kernel.get("cluster")
+            launch = partial(launch_clusters, module, kernel["entry"], of_cluster) if of_cluster else function.launch
+            self._all.append((launch, geometry))
 
     def prepare(self) -> None:
         for at, size in self.reset:
             cuda_api.memset(at, 0, size)
 
     def queue(self) -> None:
-        for function, geometry in self._all:
-            function.launch(*geometry)
+        for launch, geometry in self._all:
+            launch(*geometry)
 
 
 class Bench:

@@ -55,6 +55,39 @@ FAMILIES: Sequence[tuple[str, Mapping[str, int]]] = (
     ("rowwise:rope,rows65536,hidden1024,d128,positions4096,bf16", {"warp": 4, "block": 4}),
 )
 """problem → how many configurations of each family"""
+LATER: Sequence[tuple[str, Mapping[str, int]]] = (
+    ("conv2d:n32,c256,h56,w56,k256,r3,s3,pad1,bf16", {"wgmma": 8, "mma": 4}),
+    ("conv2d:n32,c512,h28,w28,k256,r1,s1,fp16", {"wgmma": 6, "mma": 4}),
+    ("conv2d:n32,c128,h56,w56,k128,r3,s3,stride2,pad1,fp16,bias_relu", {"wgmma": 6, "mma": 4, "direct": 2}),
+    ("decode:b64,h128,s8192,d576,bf16", {"wgmma": 8, "two_kernels": 2, "last_block": 2}),
+    ("decode:b16,h128,s4096,d576,bf16,page64", {"wgmma": 6}),
+    ("decode:b1,h32,kv8,s8192,d128,bf16,page16", {"two_kernels": 6, "last_block": 6}),
+    ("decode:b4,h32,kv8,s8192,d128,bf16,page16", {"two_kernels": 6, "last_block": 6}),
+    ("decode:b32,h32,kv8,s8192,d128,bf16,page16", {"two_kernels": 4, "last_block": 4}),
+    ("varlen:h32,kv8,d128,bf16,causal,lens=512+37+2048", {"wgmma": 6, "mma": 6}),
+    ("varlen:h16,d128,bf16,lens=8x2048", {"wgmma": 6, "mma": 4}),
+    ("b8,h16,s2048,d128,bf16", {"wgmma": 6, "mma": 4}),
+    ("attention-backward:b2,h16,s8192,d128,bf16", {"wgmma": 5}),
+    ("attention-backward:b2,h16,s8192,d128,bf16,causal", {"wgmma": 5}),
+    ("gemm:m16,n4096,k4096,bf16", {"wgmma": 6, "mma": 6}),
+    ("gemm:m4096,n4096,k4096,bf16", {"wgmma": 8}),
+    ("gemm:m8192,n8192,k8192,bf16", {"wgmma": 5}),
+    ("gemm:m128,n4096,k7168,fp8_e4m3,b_nk,block_scales", {"wgmma": 8}),
+    ("gemm:m4096,n4096,k4096,fp8_e4m3,b_nk", {"wgmma": 6}),
+    ("gemm:m4096,n4096,k7168,fp8_e4m3,b_nk,block_scales", {"wgmma": 4}),
+    ("grouped-gemm:rows=8x4096,n4096,k7168,fp8_e4m3,b_nk,block_scales", {"wgmma": 4}),
+    ("gemm:m1000,n5120,k5120,fp16", {"wgmma": 8, "mma": 4}),
+    ("w4a16:m16,n4096,k4096,fp16,zeros", {"mma": 6, "wgmma": 6}),
+    ("w4a16:m4096,n4096,k4096,bf16,g128", {"wgmma": 6, "mma": 4}),
+    ("rowwise:softmax,rows64,hidden128256,bf16", {"block": 4, "cluster": 6}),
+    ("rowwise:softmax,rows1,hidden128256,bf16", {"block": 2, "cluster": 4}),
+    ("rowwise:cross_entropy,rows512,hidden32000,bf16", {"block": 4, "cluster": 4}),
+    ("rowwise:cross_entropy,rows64,hidden128256,bf16", {"block": 2, "cluster": 6}),
+    ("rowwise:rms_norm,rows16,hidden8192,bf16", {"block": 4, "cluster": 4}),
+    ("rowwise:silu_mul,rows64,hidden14336,bf16", {"block": 6}),
+    ("rowwise:layer_norm,rows16,hidden8192,bf16", {"block": 4, "cluster": 2}),
+)
+"""likewise, of what FAMILIES has no configurations of: most are problems whose marks rest on predictions"""
 SEARCHED = (
     "gemm:m4096,n4096,k4096,fp16",
     "b16,h16,s2048,d64,fp16",
@@ -74,12 +107,14 @@ Policies = Sequence[str]
 """of the L2 with which a row is predicted at once; none where that is left to --again"""
 
 
-def groups(known: Sequence[Row], policies: Policies) -> Iterator[tuple[str, int, list[Task]]]:
-    """Yield the groups of FAMILIES without the configurations of known rows.
+def groups(
+    of_set: Sequence[tuple[str, Mapping[str, int]]], known: Sequence[Row], policies: Policies
+) -> Iterator[tuple[str, int, list[Task]]]:
+    """Yield the groups of FAMILIES or LATER without the configurations of known rows.
 
     A group is its name, how many rows it needs, and tasks that make one each, or say why there is none.
     """
-    for problem, families in FAMILIES:
+    for problem, families in of_set:
         for family, count in families.items():
             of = configurations(problem, family, count)
             yield f"{problem} {family}", count, _tasks("family", problem, of, known, policies)

@@ -341,10 +341,14 @@ def prepare_set(options: argparse.Namespace) -> None:
         measured_kernels.prepare_folder(folder, measured_kernels.groups(options.data), *of_time)
     elif options.set == "searches":
         measured_families.search_folder(folder, *of_time, known)
-    elif options.set == "families":
-        measured_kernels.prepare_folder(folder, measured_families.groups(known, ("cold",)), *of_time)
+    elif options.set in ("families", "later"):
+        of_set = measured_families.FAMILIES if options.set == "families" else measured_families.LATER
+        measured_kernels.prepare_folder(folder, measured_families.groups(of_set, known, ("cold",)), *of_time)
     else:
-        later = (*measured_families.groups(known, ()), *measured_families.space_groups(known, ()))
+        later = (
+            *measured_families.groups(measured_families.FAMILIES, known, ()),
+            *measured_families.space_groups(known, ()),
+        )
         measured_kernels.prepare_folder(folder, later, *of_time)
 
 
@@ -353,8 +357,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--prepare", type=Path, metavar="DIR", help="write kernels and predictions here")
     parser.add_argument("--data", type=Path, metavar="SHARED", help="folder of measured_kernels and fa3_machine_code")
     parser.add_argument(
-        "--set", choices=("first", "families", "unpredicted", "searches"), default="first",
-        help="families and searches of measured_families.py; unpredicted: families that --again predicts later",
+        "--set", choices=("first", "families", "later", "unpredicted", "searches"), default="first",
+        help="families, later and searches of measured_families.py; unpredicted: families that --again predicts later",
     )  # fmt: skip
     parser.add_argument(
         "--known", type=Path, metavar="DIR", help="leave out what this folder has; searches go on from it"

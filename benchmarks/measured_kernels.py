@@ -157,7 +157,8 @@ def row_of(
         "set": named[0], "problem": named[1], "kernel": named[2], "config": config, "cubin": key,
         "kernels": [
             {"entry": m.entry, "grid": m.geometry.grid, "block": m.geometry.threads, "shared": m.geometry.shared_bytes,
-             "parameters": [parameter(a) for a in m.launch.arguments if is_passed(a)]}
+             "parameters": [parameter(a) for a in m.launch.arguments if is_passed(a)],
+             **({"cluster": m.geometry.cluster} if m.geometry.cluster else {})}
             for m in made
         ],
         "buffers": buffers_of(made, zeroed, scratch), "flops": flops, "dram_bytes": dram_bytes, "model": MODEL_VERSION,
@@ -410,7 +411,8 @@ def made_of(row: Row, folder: Path) -> list[Made]:
         mapped = [
             _argument(name, buffers, name) for name in sorted(pointed_at - {n for n in given if isinstance(n, str)})
         ]
-        geometry = Geometry(tuple(kernel["grid"]), tuple(kernel["block"]), kernel["shared"])
+        of_cluster = tuple(kernel["cluster"]) if "cluster" in kernel else None
+        geometry = Geometry(tuple(kernel["grid"]), tuple(kernel["block"]), kernel["shared"], of_cluster)
         launch = prepare(read_kernel(cubin, kernel["entry"]), geometry, arguments, SEED, mapped=mapped)
         for allocation in launch.allocations:
             if allocation.name in row["buffers"] and row["buffers"][allocation.name][2] == "zero":

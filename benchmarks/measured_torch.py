@@ -152,8 +152,10 @@ def _launched(folder: Path, row: Row) -> Call:
 
 
 def _buffer(size: int, dtype: str, role: str) -> torch.Tensor:
-    if role == "in" and dtype != "int32":
+    if role == "in" and dtype not in ("int32", "uint8"):
         return normal(size // DTYPES[dtype].itemsize, kind=DTYPES[dtype])
+    if role == "in" and dtype == "uint8":
+        return torch.randint(64, (size,), dtype=torch.uint8, device="cuda")  # FP8 codes, none of them NaN
     if role in ROLES:
         return torch.zeros(size, dtype=torch.uint8, device="cuda")
     return torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(role))), dtype=torch.uint8).cuda()
@@ -161,12 +163,16 @@ def _buffer(size: int, dtype: str, role: str) -> torch.Tensor:
 
 def calls(workload: str, text: str) -> Iterator[tuple[str, Make]]:
     """Yield names and calls of torch that compute the problem, or nearly: the name then says what differs."""
+    if workload == "DeepGEMM":
+        return  # torch computes gemm's and grouped-gemm's problems of the same sizes
     if workload == "fast.cu":
         yield "matmul bf16", partial(_square, int(text.partition("^")[0]))
         return
     from evoengine.workloads import parse_problem
 
-    problem = parse_problem(text)[1]
+    of_text, problem = parse_problem(text)
+    if workload in ("decode", "rms_norm", "rowwise"):
+        yield "copy of as many bytes", partial(_copy, int(of_text.min_dram_bytes(problem)) // 2)
     of = "attention" if workload == "FlashAttention-3" else workload
     yield from KNOWN[of](problem) if of in KNOWN else _own_baselines(text)
 
@@ -184,6 +190,12 @@ def _own_baselines(text: str) -> Iterator[tuple[str, Make]]:
 
     for name in tensors.baselines(problem):
         yield name, partial(make, name)
+
+
+def _copy(half: int) -> Call:
+    """Return a copy of `half` bytes, which reads and writes twice as many in all."""
+    source, to = (torch.zeros(half, dtype=torch.uint8, device="cuda") for _ in range(2))
+    return lambda: to.copy_(source)
 
 
 def _square(n: int) -> Call:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from evoengine.ledger.claims import Claim
-from evoengine.ledger.rows import last_verdicts
 from evoengine.ledger.store import Ledger, NewCandidate
 from evoengine.objectives import sampler_values
 from evoengine.records import Baseline, Binary, Candidate, Judged, Kind, Outcome, Plans, Rejection, Source
@@ -32,7 +31,6 @@ from evoengine.search.samplers import SAMPLERS
 from evoengine.search.samplers.prior import Prior
 from evoengine.stages.predict import Estimated
 from evoengine.stages.tasks import Evaluation, compile_task, predict_task
-from evoengine.workloads.base import Target
 
 POLL_SECONDS = 0.1
 """interval at which the display is refreshed and a request to stop is noticed while nothing finishes"""
@@ -441,10 +439,11 @@ class Coordinator:
             self._duplicates.setdefault(first, []).append(flight.proposal)
 
     def _finish(self, flight: InFlight[Proposed], end: End) -> None:
+        proposal, ended = flight.proposal, self._pipeline.ended(flight.candidate, end, self.run)
         self.ledger.finish(
-            flight.trial, end.outcome, end.reason, flight.occupancy, end.device, end.verdicts, end.figure, end.evidence
+            flight.trial, end.outcome, end.reason, ended.occupancy, end.device, end.verdicts, end.figure, end.evidence
         )
-        self._ended(flight, end.outcome, flight.as_ended(end, self.run, self.setting.target))
+        self._ended(flight, end.outcome, replace(ended, parents=proposal.parents, operator=proposal.operator))
 
     def _ended(self, flight: InFlight[Proposed], outcome: Outcome, found: Candidate) -> None:
         values = self._values[flight.trial] = sampler_values(found, self.setting.objectives)
@@ -493,32 +492,6 @@ class InFlight(Generic[Reached]):
     @property
     def trial(self) -> int:
         return self.candidate.trial
-
-    @property
-    def occupancy(self) -> float | None:
-        return self.candidate.occupancy if isinstance(self.candidate, Compiled) else None
-
-    def as_ended(self, end: End, run: int, target: Target) -> Candidate:
-        """Return the candidate as `Ledger.candidate` would read it after `end`."""
-        reached, proposal = self.candidate, self.proposal
-        return Candidate(
-            self.trial,
-            run,
-            str(target.problem),
-            target.gpu.key,
-            proposal.config,
-            end.outcome,
-            end.reason,
-            end.device,
-            reached.source if isinstance(reached, Rendered) else None,
-            reached.binary if isinstance(reached, Compiled) else None,
-            **last_verdicts(end.verdicts),
-            measurement=end.figure,
-            occupancy=self.occupancy,
-            parents=proposal.parents,
-            operator=proposal.operator,
-            evidence=end.evidence,
-        )
 
 
 @dataclass(slots=True)

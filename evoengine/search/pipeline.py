@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evoengine.errors import MachineError, UsageError
-from evoengine.records import Binary, CompiledCandidate, Config, Outcome, Plans, Rejection, Source
+from evoengine.ledger.rows import last_verdicts
+from evoengine.records import Binary, Candidate, CompiledCandidate, Config, Outcome, Plans, Rejection, Source
 from evoengine.sandbox.workers import Workers
-from evoengine.search.evaluators import Evaluator, Job, make_plans
+from evoengine.search.compilers import compile_in
+from evoengine.search.evaluators import End, Evaluator, Job, make_plans
 from evoengine.space.space import SearchSpace
 from evoengine.stages.render import Fill, fill, render
 from evoengine.stages.screen import screen_binary, screen_launch
@@ -72,11 +74,19 @@ class Pipeline:
         why = screen_launch(candidate.source.launch, self.target.gpu)
         return Rejection(Outcome.SCREENED, why) if why else None
 
+    def compile(self, candidate: Rendered, workers: Workers) -> Compiled | Rejection:
+        """Screen the launch, then compile the source in a worker process and wait for the binary."""
+        found = self.screen_launch(candidate) or compile_in(workers, candidate.source, self.target.gpu.arch)
+        return found if isinstance(found, Rejection) else self.compiled(candidate, found)
+
     def compiled(self, candidate: Rendered, binary: Binary) -> Compiled:
-        """Return the candidate with the binary that a compiler made of its source."""
+        """Return the candidate with the binary that a compiler made of its source, and its kernels' least occupancy."""
         launch = binary.launch or candidate.source.launch
-        shared = binary.shared_bytes + launch.shared_bytes
-        occupancy = self.target.gpu.occupancy(launch.threads, binary.registers, shared)
+        kernels = [(binary.of_kernel(entry), own) for entry, own in launch.kernels(candidate.source.entry)]
+        occupancy = min(
+            self.target.gpu.occupancy(own.threads, kernel.registers, kernel.shared_bytes + own.shared_bytes)
+            for kernel, own in kernels
+        )
         source = replace(candidate.source, launch=launch)
         return Compiled(candidate.trial, candidate.config, source, binary, occupancy)
 
@@ -104,3 +114,23 @@ class Pipeline:
         """
         plans = plans or self.plans(contender.config)
         return self.judge.submit(Job(contender, plans, self.space.cost(contender.config), seed), workers, whole)
+
+    def ended(self, reached: Proposed, end: End, run: int = 0) -> Candidate:
+        """Return a candidate as `Ledger.candidate` would read it after `end`, without parents and operator."""
+        compiled = reached if isinstance(reached, Compiled) else None
+        return Candidate(
+            reached.trial,
+            run,
+            str(self.target.problem),
+            self.target.gpu.key,
+            reached.config,
+            end.outcome,
+            end.reason,
+            end.device,
+            reached.source if isinstance(reached, Rendered) else None,
+            compiled.binary if compiled else None,
+            **last_verdicts(end.verdicts),
+            measurement=end.figure,
+            occupancy=compiled.occupancy if compiled else None,
+            evidence=end.evidence,
+        )

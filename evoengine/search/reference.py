@@ -92,7 +92,7 @@ def _in_worker(
 
 def _load() -> None:
     """Import torch before the time limit starts."""
-    import_module("evoengine.workloads.folder_tensors")
+    import_module("evoengine.workloads.folder_check")
 
 
 def _load_triton() -> None:
@@ -100,7 +100,7 @@ def _load_triton() -> None:
 
 
 def _check(workload: FolderWorkload, problem: FolderProblem) -> tuple[str, ...]:
-    from evoengine.workloads.folder_tensors import check_reference
+    from evoengine.workloads.folder_check import check_reference
 
     return check_reference(workload, problem)
 

@@ -56,6 +56,7 @@ from evoengine.sass.launch import require_arch
 from evoengine.stages.compile import listing_of, name_source_lines
 from evoengine.stages.toolchain import in_jail
 from evoengine.stages.verify import (
+    CannotJudge,
     CaseIdentity,
     compare,
     failed,
@@ -72,10 +73,6 @@ if TYPE_CHECKING:
 
 LAUNCH_SECONDS = 20.0
 """time limit of one emulated launch of a gate case, which normally takes milliseconds"""
-
-
-class CannotJudge(Exception):
-    """A judge cannot judge a candidate, whatever the candidate does. The message is a clause that states why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,8 @@ def estimate_task(
     judged to the end too. Where executor or model `failed` before, the emulator judges alone and the formula gives the
     figure.
     """
-    from evoengine.stages.gate import CannotJudge, judges_of
+    from evoengine.stages.gate import judges_of
+    from evoengine.stages.verify import CannotJudge
 
     try:
         judges = judges_of(target.workload, contender, plans, seed, failed)
@@ -101,7 +102,8 @@ def finish_task(
     failed: str | None = None,
 ) -> Judged | Rejection:
     """Judge to the end what the verdicts `known` of a candidate leave open; without any, every case by both judges."""
-    from evoengine.stages.gate import CannotJudge, judges_of
+    from evoengine.stages.gate import judges_of
+    from evoengine.stages.verify import CannotJudge
 
     try:
         judges = judges_of(workload, contender, plans, seed, failed)

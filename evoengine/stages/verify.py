@@ -55,6 +55,10 @@ BIAS_SIGMAS = 4.0
 """one case in 16,000 is as far off by chance alone"""
 
 
+class CannotJudge(Exception):
+    """A judge cannot judge a candidate, whatever the candidate does. The message is a clause that states why."""
+
+
 class CaseIdentity(Protocol):
     """The fields of a case, small or at full size, that its result states."""
 

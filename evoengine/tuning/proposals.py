@@ -18,26 +18,26 @@ from evoengine.errors import EvoengineError, UsageError
 from evoengine.ledger.store import Ledger
 from evoengine.records import (
     PROPOSAL,
-    Binary,
     Candidate,
     CaseResult,
     Config,
     Device,
     Outcome,
     Profile,
+    Rejection,
     Source,
 )
 from evoengine.sandbox.jail import MARK, require_jail
 from evoengine.sandbox.untrusted import require_text
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool
-from evoengine.search.compilers import compile_in
 from evoengine.search.evaluators import CpuEvaluator, end_of
 from evoengine.search.pipeline import Pipeline, Rendered
 from evoengine.search.targets import spaces_of, target_of
 from evoengine.space.space import SearchSpace
 from evoengine.stages.profile import profile_without_gpu
 from evoengine.stages.render import MOST_BYTES, render
+from evoengine.stages.tasks import Evaluation
 from evoengine.text import command_line
 from evoengine.tuning.boards import custom_definition
 from evoengine.tuning.setup import Echo, begin_build, drawn_seed, require_compilers, silent
@@ -147,21 +147,20 @@ class Proposals:
         return self._ledger.candidate(trial, with_cubin=True)
 
     def _judge_source(self, rendered: Rendered) -> None:
-        rejection = self._pipeline.screen_launch(rendered)
-        found = rejection or compile_in(self._workers, rendered.source, self._target.gpu.arch)
-        occupancy = None
-        if isinstance(found, Binary):
-            compiled = self._pipeline.compiled(rendered, found)
-            occupancy = compiled.occupancy
-            self._ledger.record_binary(rendered.trial, compiled.source, found)
-            seed = drawn_seed()
-            screened = self._pipeline.screen_binary(compiled)
-            judged = screened or self._pipeline.evaluate(compiled.contender, seed, self._workers).result()
-            end = end_of(judged)
-        else:
-            end = end_of(found)
+        compiled = self._pipeline.compile(rendered, self._workers)
+        if isinstance(compiled, Rejection):
+            self._finish(rendered, compiled)
+            return
+        self._ledger.record_binary(rendered.trial, compiled.source, compiled.binary)
+        rejection = self._pipeline.screen_binary(compiled)
+        judged = rejection or self._pipeline.evaluate(compiled.contender, drawn_seed(), self._workers).result()
+        self._finish(compiled, judged)
+
+    def _finish(self, reached: Rendered, result: Evaluation | Rejection) -> None:
+        end = end_of(result)
+        occupancy = self._pipeline.ended(reached, end).occupancy
         self._ledger.finish(
-            rendered.trial, end.outcome, end.reason, occupancy, end.device, end.verdicts, end.figure, end.evidence
+            reached.trial, end.outcome, end.reason, occupancy, end.device, end.verdicts, end.figure, end.evidence
         )
 
 

@@ -35,16 +35,15 @@ from evoengine.records import (
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool
 from evoengine.sass.launch import require_arch_of
-from evoengine.search.compilers import Renderer, compile_in, with_machine_code
+from evoengine.search.compilers import Renderer, with_machine_code
 from evoengine.search.evaluators import Evaluator, end_of, make_evaluator
 from evoengine.search.finishing import judge_once
 from evoengine.search.first_build import build_judges
-from evoengine.search.pipeline import Compiled, Pipeline, Proposed, Rendered
+from evoengine.search.pipeline import Pipeline, Proposed
 from evoengine.search.reference import require_reference, with_functions
 from evoengine.search.targets import restored_workload
 from evoengine.space.space import SearchSpace, space_from_text
 from evoengine.stages.render import Fill
-from evoengine.stages.tasks import Evaluation
 from evoengine.tuning.boards import choose_gpu
 from evoengine.tuning.proposals import kernel_of
 from evoengine.tuning.setup import (
@@ -220,45 +219,20 @@ def evaluate_config(
     proposed = Proposed(0, config)
     rendered = pipeline.render(proposed)
     if isinstance(rendered, Rejection):
-        return _ended(target, proposed, rendered)
-    if rejection := pipeline.screen_launch(rendered):
-        return _ended(target, rendered, rejection)
+        return pipeline.ended(proposed, end_of(rendered))
     with closing(WorkerPool(1, COMPILER_LIMITS)) as workers:
-        made = compile_in(workers, rendered.source, target.gpu.arch)
-        if isinstance(made, Rejection):
-            return _ended(target, rendered, made)
-        compiled = pipeline.compiled(rendered, made)
+        compiled = pipeline.compile(rendered, workers)
+        if isinstance(compiled, Rejection):
+            return pipeline.ended(rendered, end_of(compiled))
         if rejection := pipeline.screen_binary(compiled):
-            return _ended(target, compiled, rejection)
+            return pipeline.ended(compiled, end_of(rejection))
         judge.baselines()
         result = pipeline.evaluate(compiled.contender, seed, workers).result()
-    return _ended(target, compiled, result)
-
-
-def _ended(target: Target, reached: Proposed, result: Evaluation | Rejection) -> Candidate:
-    """Return a candidate with the stages it reached and its result."""
-    candidate = Candidate(0, 0, str(target.problem), target.gpu.key, reached.config)
-    if isinstance(reached, Rendered):
-        candidate = replace(candidate, source=reached.source)
-    if isinstance(reached, Compiled):
-        candidate = replace(candidate, binary=reached.binary, occupancy=reached.occupancy)
+    candidate = pipeline.ended(compiled, end_of(result))
     if isinstance(result, Rejection):
-        device = result.verdict.device if result.verdict else None
-        candidate = replace(
-            candidate, outcome=result.outcome, reason=result.reason, verdict=result.verdict, device=device
-        )
-    else:
-        end = end_of(result)
-        wrong = Judged(result.verdicts).wrong
-        candidate = replace(
-            candidate,
-            outcome=wrong.outcome if wrong else None,
-            reason=end.reason,
-            measurement=end.figure,
-            device=end.device,
-            **last_verdicts(result.verdicts),
-        )
-    return candidate
+        return candidate
+    wrong = Judged(result.verdicts).wrong
+    return replace(candidate, outcome=wrong.outcome if wrong else None)
 
 
 SECONDS = 3600.0

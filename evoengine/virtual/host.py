@@ -43,7 +43,7 @@ from evoengine.sass.chip import Clock, find_chip
 from evoengine.sass.launch import Geometry, prepare, require_arch_of
 from evoengine.sass.listing import disassemble, instruction_mix
 from evoengine.sass.predict import Prediction, Unpredictable, predict
-from evoengine.stages.gate import CannotJudge
+from evoengine.stages.verify import CannotJudge
 from evoengine.virtual.arguments import Arguments
 from evoengine.virtual.device import LoadedKernel, VirtualGpu, VirtualGpuError
 from evoengine.virtual.gate import MOST_DRAWN, Attempt, ConfigVerdict, GatingGpu, TooLarge

@@ -20,7 +20,7 @@ from evoengine.formats.importers import make_folder
 from evoengine.formats.pointer_use import pointer_uses
 from evoengine.sandbox.kept_process import Held
 from evoengine.workloads.folder import load_folder
-from evoengine.workloads.folder_tensors import check_reference
+from evoengine.workloads.folder_check import check_reference
 from tests.support.folders import gate, load
 from tests.support.waiting import wait_for
 

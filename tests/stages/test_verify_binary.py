@@ -13,8 +13,8 @@ from evoengine.paths import asset
 from evoengine.records import EXECUTOR, Outcome, Plans, Source
 from evoengine.search.evaluators import gate_plan
 from evoengine.stages.compile import compile_source
-from evoengine.stages.gate import CannotJudge
 from evoengine.stages.render import render
+from evoengine.stages.verify import CannotJudge
 from evoengine.workloads.base import Target
 from tests.support.exhaustive import representatives
 from tests.support.kernel_gate import attention_space, attention_target, execute

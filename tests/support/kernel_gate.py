@@ -13,8 +13,9 @@ from evoengine.records import CompiledCandidate, Outcome, Plans, Rejection, Sour
 from evoengine.search.evaluators import full_plan, gate_plan
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages.compile import compile_source
-from evoengine.stages.gate import CannotJudge, emulator, executor, judge_whole
+from evoengine.stages.gate import emulator, executor, judge_whole
 from evoengine.stages.render import render
+from evoengine.stages.verify import CannotJudge
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Target

@@ -17,7 +17,7 @@ from evoengine.paths import asset
 from evoengine.records import Binary, Config, Rejection
 from evoengine.search.evaluators import make_plans
 from evoengine.space.space import SearchSpace, load_space
-from evoengine.stages.gate import CannotJudge
+from evoengine.stages.verify import CannotJudge
 from evoengine.workloads.base import Target
 from evoengine.workloads.folder import load_folder
 from tests.support.kernel_gate import emulate, execute

@@ -24,7 +24,7 @@ from evoengine.sass.launch import Geometry
 from evoengine.search.evaluators import make_plans
 from evoengine.search.targets import spaces_of, target_of
 from evoengine.space.space import load_space, space_from_text
-from evoengine.stages.gate import CannotJudge
+from evoengine.stages.verify import CannotJudge
 from evoengine.tuning.exporting import export_trial
 from evoengine.workloads.triton_kernel import TritonProblem, is_triton, proposed_space, read_last_line
 from tests.support.machine_code import require_tools

@@ -18,6 +18,7 @@ from evoengine.stages.verify import run_plan
 from evoengine.workloads.base import NothingWritten, WrongBlock
 from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_cases import own_extents, shorter_lengths
+from evoengine.workloads.folder_check import check_reference
 from evoengine.workloads.folder_definition import size_rules
 from evoengine.workloads.folder_full_size_tensors import (
     BITS,
@@ -27,7 +28,6 @@ from evoengine.workloads.folder_full_size_tensors import (
     with_tiles,
 )
 from evoengine.workloads.folder_groups import Grouping, groupings
-from evoengine.workloads.folder_tensors import check_reference
 
 SPACE = """kernel = "two"
 [knobs]

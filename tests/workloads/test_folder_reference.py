@@ -13,7 +13,8 @@ from evoengine.gpu import find_gpu
 from evoengine.search.reference import require_reference
 from evoengine.workloads.base import Case, Target
 from evoengine.workloads.folder import FolderWorkload
-from evoengine.workloads.folder_tensors import NotDouble, check_reference, run_in_float64
+from evoengine.workloads.folder_check import check_reference
+from evoengine.workloads.folder_reference import NotDouble, run_in_float64
 from tests.support.folders import SAXPY
 
 INPUTS = {"a": {"type": "scalar", "value": 2.5}}

@@ -8,15 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from evoengine.devices.base import Parameter
-from evoengine.records import Config, Launch, Plan, Value
+from evoengine.records import Launch, Value
 from evoengine.workloads.attention.cases import cells, gate_cases, visited
 from evoengine.workloads.attention.full_size import FullCase, full_plan
 from evoengine.workloads.attention.problem import EXAMPLE, LSE, AttentionProblem, parameters, parse_problem
-from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
-from evoengine.workloads.coverage import Cell
+from evoengine.workloads.base import Case, FullSize, Tensors, Workload
 
 
 class Attention(Workload[AttentionProblem]):
@@ -27,8 +23,12 @@ class Attention(Workload[AttentionProblem]):
     is_default = True
     baseline_label = "SDPA"
 
-    def parse(self, text: str) -> AttentionProblem:
-        return parse_problem(text)
+    parse = staticmethod(parse_problem)
+    parameters = staticmethod(parameters)
+    cases = staticmethod(gate_cases)
+    cells = staticmethod(cells)
+    visited = staticmethod(visited)
+    full_plan = staticmethod(full_plan)
 
     def flops(self, problem: AttentionProblem) -> float:
         """Return 2·B·H·Sq·Sk·(D + Dv), halved for causal: the field's own count (FlashAttention's benchmarks)."""
@@ -45,15 +45,6 @@ class Attention(Workload[AttentionProblem]):
     def constants(self, problem: AttentionProblem) -> dict[str, Value]:
         return {**super().constants(problem), **({LSE: True} if problem.lse else {})}
 
-    def cases(self, problem: AttentionProblem, config: Config) -> tuple[Case[AttentionProblem], ...]:
-        return gate_cases(problem, config)
-
-    def cells(self, problem: AttentionProblem, config: Config) -> frozenset[Cell]:
-        return cells(problem, config)
-
-    def visited(self, case: Case[AttentionProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
-        return visited(case, launch, visits)
-
     def gate_launch(self, case: Case[AttentionProblem], launch: Launch) -> Launch:
         """Return the launch of a case: the space's, except for the number of blocks if that is free.
 
@@ -68,16 +59,10 @@ class Attention(Workload[AttentionProblem]):
         blocks = next((n for n in range(row_tiles // 2, 1, -1) if row_tiles % n), 1)
         return replace(launch, grid=(blocks, 1, 1))
 
-    def parameters(self, problem: AttentionProblem, config: Config) -> tuple[Parameter, ...]:
-        return parameters(problem, config)
-
     def tensors(self) -> Tensors[AttentionProblem]:
         from evoengine.workloads.attention.tensors import AttentionTensors
 
         return AttentionTensors()
-
-    def full_plan(self, problem: AttentionProblem, config: Config, launch_of: LaunchOf) -> Plan:
-        return full_plan(problem, config, launch_of)
 
     def full_size(self) -> FullSize[FullCase]:
         from evoengine.workloads.attention.full_size_tensors import AttentionFullSize

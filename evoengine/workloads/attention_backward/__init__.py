@@ -10,9 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from evoengine.devices.base import Parameter
-from evoengine.records import Config, Launch, Plan
-from evoengine.workloads.attention_backward.full_size import FullCase, LaunchOf, full_plan
+from evoengine.records import Config, Launch
+from evoengine.workloads.attention_backward.full_size import FullCase, full_plan
 from evoengine.workloads.attention_backward.problem import (
     DTYPES,
     EXAMPLE,
@@ -43,12 +42,13 @@ class AttentionBackward(Workload[BackwardProblem]):
     compile_time = ("head_dim", "dtype", "causal", "element_bytes")
     baseline_label = "SDPA"
 
+    parse = staticmethod(parse_problem)
+    parameters = staticmethod(parameters)
+    full_plan = staticmethod(full_plan)
+
     @property
     def entry(self) -> str:
         return PREPARE
-
-    def parse(self, text: str) -> BackwardProblem:
-        return parse_problem(text)
 
     def flops(self, problem: BackwardProblem) -> float:
         """Return 10·B·H·Sq·Sk·D, halved for causal: 2.5 times the forward pass, the field's own count.
@@ -101,14 +101,8 @@ class AttentionBackward(Workload[BackwardProblem]):
             found.add(Cell("diagonal", _short_of_a_tile(-(p.seq_k - p.seq_q + 1) % int(case.config["tile_n"]))))
         return frozenset(found)
 
-    def parameters(self, problem: BackwardProblem, config: Config) -> tuple[Parameter, ...]:
-        return parameters(problem, config)
-
     def kernel_parameters(self, entry: str) -> tuple[str, ...]:
         return TAKEN[entry]
-
-    def full_plan(self, problem: BackwardProblem, config: Config, launch_of: LaunchOf) -> Plan:
-        return full_plan(problem, config, launch_of)
 
     def full_size(self) -> FullSize[FullCase]:
         from evoengine.workloads.attention_backward.full_size_tensors import BackwardFullSize

@@ -11,9 +11,9 @@ from math import prod
 import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
-from evoengine.records import Config, Launch, Plan
+from evoengine.records import Config, Launch
 from evoengine.space.symbol import int32, symbol
-from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
+from evoengine.workloads.base import Case, FullSize, Tensors, Workload
 from evoengine.workloads.conv2d.cases import cells, full_plan, gate_cases, visited
 from evoengine.workloads.conv2d.problem import EXAMPLE, Conv2dProblem, parse_problem
 from evoengine.workloads.coverage import Cell
@@ -37,8 +37,10 @@ class Conv2d(Workload[Conv2dProblem]):
     )  # fmt: skip # a list
     baseline_label = "torch"
 
-    def parse(self, text: str) -> Conv2dProblem:
-        return parse_problem(text)
+    parse = staticmethod(parse_problem)
+    cases = staticmethod(gate_cases)
+    cells = staticmethod(cells)
+    full_plan = staticmethod(full_plan)
 
     def flops(self, problem: Conv2dProblem) -> float:
         """Return the usual count: a product and a sum per weight and output, including those of the padding."""
@@ -54,12 +56,6 @@ class Conv2d(Workload[Conv2dProblem]):
             * p.channels
         )
         return float(DTYPE_BYTES[p.dtype]) * (seen + sum(prod(p.shape(name)) for name in _tensors(p)[1:]))
-
-    def cases(self, problem: Conv2dProblem, config: Config) -> tuple[Case[Conv2dProblem], ...]:
-        return gate_cases(problem, config)
-
-    def cells(self, problem: Conv2dProblem, config: Config) -> frozenset[Cell]:
-        return cells(problem, config)
 
     def visited(self, case: Case[Conv2dProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
         return visited(case, visits)
@@ -81,9 +77,6 @@ class Conv2d(Workload[Conv2dProblem]):
         from evoengine.workloads.conv2d.tensors import Conv2dTensors
 
         return Conv2dTensors()
-
-    def full_plan(self, problem: Conv2dProblem, config: Config, launch_of: LaunchOf) -> Plan:
-        return full_plan(problem, config, launch_of)
 
     def full_size(self) -> FullSize[FullCase[Conv2dProblem]]:
         from evoengine.workloads.conv2d.tensors import Conv2dFullSize

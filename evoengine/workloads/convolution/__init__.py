@@ -152,8 +152,8 @@ class Convolution(Workload[ConvolutionProblem]):
     tolerance = Tolerance(own=4.0, roundings=4.0)
     baseline_label = "torch"
 
-    def parse(self, text: str) -> ConvolutionProblem:
-        return parse_problem(text)
+    parse = staticmethod(parse_problem)
+    cells = staticmethod(cells)
 
     def flops(self, problem: ConvolutionProblem) -> float:
         """Return the operations: a product and a sum per weight and output."""
@@ -197,9 +197,6 @@ class Convolution(Workload[ConvolutionProblem]):
         if has_own(problem, config, "height"):
             found.append(Case("own height", at(problem.height, tile_w // 2 + 1), "whole numbers", long=True))
         return tuple(replace(case, config=config, whole=problem) for case in found)
-
-    def cells(self, problem: ConvolutionProblem, config: Config) -> frozenset[Cell]:
-        return cells(problem, config)
 
     def visited(self, case: Case[ConvolutionProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
         return visited(case)

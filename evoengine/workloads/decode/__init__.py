@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from evoengine.devices.base import DTYPE_BYTES, Parameter
-from evoengine.records import Config, Launch, Plan, Value
-from evoengine.workloads.base import Case, FullSize, IndexBound, LaunchOf, Tensors, Workload
+from evoengine.devices.base import DTYPE_BYTES
+from evoengine.records import Config, Launch, Value
+from evoengine.workloads.base import Case, FullSize, IndexBound, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.decode.cases import FullCase, cells, full_plan, gate_cases, visited
 from evoengine.workloads.decode.problem import (
@@ -34,14 +34,17 @@ class Decode(Workload[DecodeProblem]):
     compile_time = ("head_dim", "dtype", "element_bytes", "page", "window", "softcap", "alibi", "sinks")
     baseline_label = "SDPA"
 
+    parse = staticmethod(parse_problem)
+    parameters = staticmethod(parameters)
+    cases = staticmethod(gate_cases)
+    cells = staticmethod(cells)
+    full_plan = staticmethod(full_plan)
+
     def constants(self, problem: DecodeProblem) -> dict[str, Value]:
         """Return the compile-time values, with those of `cache` and `latent` only where the problem has them."""
         of_cache = {"cache": problem.cache} if problem.cache else {}
         of_latent = {"latent": True, "head_dim_v": problem.head_dim_v} if problem.latent else {}
         return super().constants(problem) | of_cache | of_latent
-
-    def parse(self, text: str) -> DecodeProblem:
-        return parse_problem(text)
 
     def flops(self, problem: DecodeProblem) -> float:
         """Return 2·B·H·Sq·S·(D + Dv), as of attention without a mask, where S are the keys within the window."""
@@ -55,17 +58,8 @@ class Decode(Workload[DecodeProblem]):
         queries = p.batch * p.seq_q * p.heads * (p.head_dim + p.head_dim_v)
         return float(p.key_bytes * cache + DTYPE_BYTES[p.dtype] * queries + 4 * p.batch * (p.table_width + 1))
 
-    def cases(self, problem: DecodeProblem, config: Config) -> tuple[Case[DecodeProblem], ...]:
-        return gate_cases(problem, config)
-
-    def cells(self, problem: DecodeProblem, config: Config) -> frozenset[Cell]:
-        return cells(problem, config)
-
     def visited(self, case: Case[DecodeProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
         return visited(case)
-
-    def parameters(self, problem: DecodeProblem, config: Config) -> tuple[Parameter, ...]:
-        return parameters(problem, config)
 
     def kernel_parameters(self, entry: str) -> tuple[str, ...] | None:
         return COMBINED if entry == "combine" else None
@@ -82,9 +76,6 @@ class Decode(Workload[DecodeProblem]):
         if not problem.page:
             return (lengths,)
         return lengths, IndexBound("block_table", problem.pages - 1, "lengths", problem.page)
-
-    def full_plan(self, problem: DecodeProblem, config: Config, launch_of: LaunchOf) -> Plan:
-        return full_plan(problem, config, launch_of)
 
     def full_size(self) -> FullSize[FullCase]:
         from evoengine.workloads.decode.full_size_tensors import DecodeFullSize

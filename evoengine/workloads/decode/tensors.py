@@ -1,4 +1,4 @@
-"""Decode attention's tensors: a cache in pages with NaN wherever no key is, the float64 reference, SDPA as baseline.
+"""Decode attention's tensors: a cache in pages with NaN wherever no key is, the float64 reference, the baselines.
 
 Shapes as in `DecodeProblem`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch.nn.functional import normalize, scaled_dot_product_attention
@@ -19,6 +20,8 @@ from evoengine.workloads.tensors import TORCH_DTYPES
 
 OUTSIDE = 0x3FFF_FFFF
 """in a block table behind a sequence's last page: what no kernel may follow"""
+PRODUCTS = "matmul and softmax"
+"""the baseline where SDPA has none, or one that no GPU should be compared with"""
 
 
 class DecodeTensors(Tensors[DecodeProblem]):
@@ -93,13 +96,15 @@ class DecodeTensors(Tensors[DecodeProblem]):
         return frozenset(_shown(case, drawn.inputs))
 
     def baselines(self, problem: DecodeProblem) -> tuple[str, ...]:
-        """Return SDPA where it can: it has neither caps nor sinks."""
-        return () if problem.softcap or problem.sinks else ("SDPA",)
+        """Return SDPA where it can. It has neither caps nor sinks, and copies a latent cache for every head."""
+        return (PRODUCTS,) if problem.softcap or problem.sinks or problem.latent else ("SDPA",)
 
     def baseline(self, name: str, problem: DecodeProblem, inputs: Inputs) -> Callable[[], object]:
-        """Return SDPA on the cache as one tensor of all sequences, gathered before; all are equally long."""
+        """Return SDPA or products on the cache as one tensor of all sequences, gathered before; all are full."""
         k, v = (_gathered(problem, inputs, name).transpose(1, 2).contiguous() for name in "kv")
         q = inputs["q"].transpose(1, 2).contiguous()
+        if name == PRODUCTS:
+            return partial(_by_products, problem, inputs, q, k, k[..., : v.shape[-1]] if problem.latent else v)
         mask = None
         if problem.seq_q > 1 or problem.window or problem.alibi:
             shape = (problem.heads, problem.seq_q, problem.seq_k)
@@ -168,6 +173,20 @@ def _gathered(problem: DecodeProblem, inputs: Inputs, name: str) -> torch.Tensor
     return torch.stack([_rows(problem, inputs, name, b, problem.seq_k).to(inputs["q"].dtype) for b in every])
 
 
+def _by_products(
+    problem: DecodeProblem, inputs: Inputs, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """Return attention of q [batch, heads, seq_q, d] to k and v [batch, kv_heads, seq_k, …], without a loop or a wait.
+
+    A GPU is timed only while the CPU is ahead of it.
+    """
+    by_cache = (problem.batch, problem.kv_heads, problem.group * problem.seq_q)
+    scores = problem.root**-0.5 * (q.view(*by_cache, -1) @ k.mT)
+    logits = _logits_of(problem, inputs, scores.view(*q.shape[:3], -1))
+    weights = _weights(problem, inputs, logits).to(v.dtype)
+    return (weights.view(*by_cache, -1) @ v).view(*q.shape[:3], -1)
+
+
 def _distance(problem: DecodeProblem, keys: int, device: torch.device) -> torch.Tensor:
     """Return how far keys lie behind the queries, [seq_q, keys]; negative before them. The last key is the last's."""
     query = torch.arange(problem.seq_q, device=device)[:, None]
@@ -187,6 +206,8 @@ def _logits_of(problem: DecodeProblem, inputs: Inputs, scores: torch.Tensor) -> 
         scores = problem.softcap * torch.tanh(scores / problem.softcap)
     if problem.alibi:
         scores = scores + inputs["slopes"].view(-1, 1, 1).to(scores.dtype) * _distance(problem, keys, device)
+    if problem.seq_q == 1 and not problem.window:
+        return scores  # a single query sees all keys
     return scores.masked_fill(_hidden(problem, keys, device), -torch.inf)
 
 
@@ -194,7 +215,7 @@ def _weights(problem: DecodeProblem, inputs: Inputs, logits: torch.Tensor) -> to
     """Return the weights of logits [heads, seq_q, keys]; zeros where a query sees no key."""
     if not problem.sinks:
         return torch.softmax(logits, -1).nan_to_num(0.0)
-    sinks = inputs["sinks"].view(-1, 1, 1).to(logits.dtype).expand(*logits.shape[:2], 1)
+    sinks = inputs["sinks"].view(-1, 1, 1).to(logits.dtype).expand(*logits.shape[:-1], 1)
     return torch.softmax(torch.cat([logits, sinks], -1), -1)[..., :-1]
 
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-import numpy as np
-
 from evoengine.devices.base import (
     DTYPE_BYTES,
     Parameter,
@@ -19,10 +17,9 @@ from evoengine.devices.base import (
     TensorMapArgument,
     TensorParameter,
 )
-from evoengine.records import Config, Launch, Plan
+from evoengine.records import Config, Launch
 from evoengine.space.symbol import int32, symbol
-from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
-from evoengine.workloads.coverage import Cell
+from evoengine.workloads.base import Case, FullSize, Tensors, Workload
 from evoengine.workloads.full_size import FullCase
 from evoengine.workloads.gemm.cases import full_plan, gate_cases, persistent_clusters
 from evoengine.workloads.gemm.coverage import cells, visited
@@ -63,8 +60,11 @@ class Gemm(Workload[GemmProblem]):
     )  # fmt: skip # a list
     baseline_label = "torch"
 
-    def parse(self, text: str) -> GemmProblem:
-        return parse_problem(text)
+    parse = staticmethod(parse_problem)
+    cases = staticmethod(gate_cases)
+    cells = staticmethod(cells)
+    visited = staticmethod(visited)
+    full_plan = staticmethod(full_plan)
 
     def problem_sets(self) -> Mapping[str, tuple[str, ...]]:
         """Return the products of models' linear layers, which are tuned together."""
@@ -88,15 +88,6 @@ class Gemm(Workload[GemmProblem]):
         clusters = persistent_clusters(case.problem, case.config)
         return replace(launch, grid=(clusters * blocks_of_cluster(case.config), 1, 1))
 
-    def cases(self, problem: GemmProblem, config: Config) -> tuple[Case[GemmProblem], ...]:
-        return gate_cases(problem, config)
-
-    def cells(self, problem: GemmProblem, config: Config) -> frozenset[Cell]:
-        return cells(problem, config)
-
-    def visited(self, case: Case[GemmProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
-        return visited(case, launch, visits)
-
     def parameters(self, problem: GemmProblem, config: Config) -> tuple[Parameter, ...]:
         p = problem
         return (
@@ -117,9 +108,6 @@ class Gemm(Workload[GemmProblem]):
         from evoengine.workloads.gemm.tensors import GemmTensors
 
         return GemmTensors()
-
-    def full_plan(self, problem: GemmProblem, config: Config, launch_of: LaunchOf) -> Plan:
-        return full_plan(problem, config, launch_of)
 
     def full_size(self) -> FullSize[FullCase[GemmProblem]]:
         from evoengine.workloads.gemm.tensors import GemmFullSize

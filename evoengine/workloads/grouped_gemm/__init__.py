@@ -14,7 +14,6 @@ import numpy as np
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, IndexBound, Tensors, Workload
-from evoengine.workloads.coverage import Cell
 from evoengine.workloads.gemm import tensor_maps
 from evoengine.workloads.gemm.problem import DTYPES, NO_SCALES, OUT_DTYPES, SCALES
 from evoengine.workloads.grouped_gemm.cases import cells, gate_blocks, gate_cases, visited
@@ -34,8 +33,10 @@ class GroupedGemm(Workload[GroupedGemmProblem]):
     )  # fmt: skip # a list
     baseline_label = "torch"
 
-    def parse(self, text: str) -> GroupedGemmProblem:
-        return parse_problem(text)
+    parse = staticmethod(parse_problem)
+    cases = staticmethod(gate_cases)
+    cells = staticmethod(cells)
+    visited = staticmethod(visited)
 
     @property
     def entry(self) -> str:
@@ -58,15 +59,6 @@ class GroupedGemm(Workload[GroupedGemmProblem]):
         There are more blocks than tiles, or so few that each has several tiles and the last round is not filled.
         """
         return replace(launch, grid=(gate_blocks(case), 1, 1))
-
-    def cases(self, problem: GroupedGemmProblem, config: Config) -> tuple[Case[GroupedGemmProblem], ...]:
-        return gate_cases(problem, config)
-
-    def cells(self, problem: GroupedGemmProblem, config: Config) -> frozenset[Cell]:
-        return cells(problem, config)
-
-    def visited(self, case: Case[GroupedGemmProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
-        return visited(case, launch, visits)
 
     def parameters(self, problem: GroupedGemmProblem, config: Config) -> tuple[Parameter, ...]:
         p = problem

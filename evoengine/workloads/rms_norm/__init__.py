@@ -79,8 +79,7 @@ class RmsNorm(Workload[RmsNormProblem]):
     tolerance = Tolerance(own=2.0, roundings=4.0)
     baseline_label = "torch"
 
-    def parse(self, text: str) -> RmsNormProblem:
-        return parse_problem(text)
+    parse = staticmethod(parse_problem)
 
     def flops(self, problem: RmsNormProblem) -> float:
         """Return five per element: the addition, a square and its sum, two products."""

@@ -14,10 +14,9 @@ import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.devices.tensor_map import ragged
-from evoengine.records import Config, Launch, Plan
+from evoengine.records import Config, Launch
 from evoengine.workloads.attention.problem import OUTPUT
-from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
-from evoengine.workloads.coverage import Cell
+from evoengine.workloads.base import Case, FullSize, Tensors, Workload
 from evoengine.workloads.varlen.cases import cells, gate_cases, visited
 from evoengine.workloads.varlen.full_size import FullCase, full_plan
 from evoengine.workloads.varlen.problem import EXAMPLE, VarlenProblem, parse_problem
@@ -30,8 +29,11 @@ class Varlen(Workload[VarlenProblem]):
     compile_time = ("head_dim", "head_dim_v", "dtype", "causal", "element_bytes", "page")
     baseline_label = "SDPA"
 
-    def parse(self, text: str) -> VarlenProblem:
-        return parse_problem(text)
+    parse = staticmethod(parse_problem)
+    cases = staticmethod(gate_cases)
+    cells = staticmethod(cells)
+    visited = staticmethod(visited)
+    full_plan = staticmethod(full_plan)
 
     @property
     def entry(self) -> str:
@@ -48,15 +50,6 @@ class Varlen(Workload[VarlenProblem]):
         """Return the bytes of Q, K and V read once and O written once, of the sequences' own rows."""
         rows = problem.heads * problem.total_q + problem.kv_heads * problem.total_kv
         return 2.0 * DTYPE_BYTES[problem.dtype] * problem.head_dim * rows
-
-    def cases(self, problem: VarlenProblem, config: Config) -> tuple[Case[VarlenProblem], ...]:
-        return gate_cases(problem, config)
-
-    def cells(self, problem: VarlenProblem, config: Config) -> frozenset[Cell]:
-        return cells(problem, config)
-
-    def visited(self, case: Case[VarlenProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
-        return visited(case, launch, visits)
 
     def gate_launch(self, case: Case[VarlenProblem], launch: Launch) -> Launch:
         """Return the launch of a case with more blocks than there are tiles of rows.
@@ -108,9 +101,6 @@ class Varlen(Workload[VarlenProblem]):
         from evoengine.workloads.varlen.tensors import VarlenTensors
 
         return VarlenTensors()
-
-    def full_plan(self, problem: VarlenProblem, config: Config, launch_of: LaunchOf) -> Plan:
-        return full_plan(problem, config, launch_of)
 
     def full_size(self) -> FullSize[FullCase]:
         from evoengine.workloads.varlen.full_size_tensors import VarlenFullSize

@@ -18,7 +18,6 @@ from evoengine.devices.base import (
 )
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Tensors, Workload
-from evoengine.workloads.coverage import Cell
 from evoengine.workloads.gemm import SWIZZLED, partial_sums
 from evoengine.workloads.gemm import WORKLOAD as GEMM
 from evoengine.workloads.gemm.problem import BEHIND_SUMS, HALVES, cluster_shape, tile_sizes
@@ -36,8 +35,10 @@ class W4A16(Workload[W4A16Problem]):
     )  # fmt: skip # a list
     baseline_label = "torch, weights in 16 bits"
 
-    def parse(self, text: str) -> W4A16Problem:
-        return parse_problem(text)
+    parse = staticmethod(parse_problem)
+    cases = staticmethod(gate_cases)
+    cells = staticmethod(cells)
+    visited = staticmethod(visited)
 
     def flops(self, problem: W4A16Problem) -> float:
         """Return 2·m·n·k, the usual count, without the expansion of the weights."""
@@ -49,15 +50,6 @@ class W4A16(Workload[W4A16Problem]):
 
     def gate_launch(self, case: Case[W4A16Problem], launch: Launch) -> Launch:
         return GEMM.gate_launch(Case(case.name, case.problem.gemm, config=case.config), launch)
-
-    def cases(self, problem: W4A16Problem, config: Config) -> tuple[Case[W4A16Problem], ...]:
-        return gate_cases(problem, config)
-
-    def cells(self, problem: W4A16Problem, config: Config) -> frozenset[Cell]:
-        return cells(problem, config)
-
-    def visited(self, case: Case[W4A16Problem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
-        return visited(case, launch, visits)
 
     def parameters(self, problem: W4A16Problem, config: Config) -> tuple[Parameter, ...]:
         p = problem
