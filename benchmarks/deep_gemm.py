@@ -78,7 +78,7 @@ TALL: Config = {**PERSISTENT, "tile_m": 256, "stages": 3, "cluster": "1x2"}
 SMALL: Config = {
     **{name: value for name, value in PERSISTENT.items() if name != "ping_pong"},
     "tile_m": 64, "tile_n": 64, "consumers": 1, "stages": 8, "group_m": 1, "schedule": "none",
-    "cluster": "1x1", "split_k": 1, "stream_steps": 0, "producer_registers": 24,
+    "cluster": "2x1", "stream_steps": 0, "producer_registers": 24,
 }  # fmt: skip # a table
 CONFIGURATIONS: tuple[Config, ...] = (TALL, {**TALL, "cluster": "2x1"}, {**TALL, "stages": 4}, PERSISTENT)
 

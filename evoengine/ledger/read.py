@@ -23,7 +23,7 @@ from evoengine.ledger.integrity import Damaged, RowReader
 from evoengine.ledger.ranking import read_order
 from evoengine.ledger.rows import BATCH, FIGURES, Reading, batches, most_trusted, read_figure, to_run
 from evoengine.ledger.tables import BinaryRow, CandidateRow, MeasurementRow, RunRow
-from evoengine.records import PENDING, Config, Kind, Measurement, Outcome, Run
+from evoengine.records import PENDING, Config, KernelResources, Kind, Measurement, Outcome, Run
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
@@ -35,7 +35,7 @@ _candidates = RowReader(
 )
 _CONFIG, _PARENTS = 5, 6
 """their places in what it reads"""
-_binaries = RowReader(BinaryRow, ("registers", "spill_bytes", "shared_bytes"))
+_binaries = RowReader(BinaryRow, ("registers", "spill_bytes", "shared_bytes", "other_kernels"))
 _COMPILED = (CandidateRow.id, CandidateRow.shared_bytes, CandidateRow.binary_id)
 """of rows that were checked"""
 OUTCOMES: Mapping[str | None, Outcome | None] = {None: None} | {str(outcome): outcome for outcome in Outcome}
@@ -47,6 +47,7 @@ class Resources:
 
     registers: int
     spill_bytes: int
+    others: tuple[KernelResources, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,9 @@ def _resources(session: Session, trials: Iterable[int]) -> dict[int, tuple[Resou
         if binary is None:
             taken[trial] = None, dynamic
         else:
-            _, registers, spill_bytes, static = _binaries.read(of_binary)
-            taken[trial] = Resources(registers, spill_bytes), (dynamic or 0) + static
+            _, registers, spill_bytes, static, behind = _binaries.read(of_binary)
+            others = tuple(KernelResources(**other) for other in json.loads(behind or "[]"))
+            taken[trial] = Resources(registers, spill_bytes, others), (dynamic or 0) + static
     return taken
 
 

@@ -80,10 +80,13 @@ class Pipeline:
         return found if isinstance(found, Rejection) else self.compiled(candidate, found)
 
     def compiled(self, candidate: Rendered, binary: Binary) -> Compiled:
-        """Return the candidate with the binary that a compiler made of its source."""
+        """Return the candidate with the binary that a compiler made of its source, and its kernels' least occupancy."""
         launch = binary.launch or candidate.source.launch
-        shared = binary.shared_bytes + launch.shared_bytes
-        occupancy = self.target.gpu.occupancy(launch.threads, binary.registers, shared)
+        kernels = [(binary.of_kernel(entry), own) for entry, own in launch.kernels(candidate.source.entry)]
+        occupancy = min(
+            self.target.gpu.occupancy(own.threads, kernel.registers, kernel.shared_bytes + own.shared_bytes)
+            for kernel, own in kernels
+        )
         source = replace(candidate.source, launch=launch)
         return Compiled(candidate.trial, candidate.config, source, binary, occupancy)
 

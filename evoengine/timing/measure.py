@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -289,6 +289,23 @@ def _joined(verdict: Verdict, cases: tuple[CaseResult, ...]) -> Verdict:
     )
 
 
-@cache
+_kept: dict[Target, Bench] = {}
+"""the last target's"""
+
+
+def forget() -> None:
+    """Drop the last target's bench, whose memory the next one may need."""
+    _kept.clear()
+
+
 def _bench(target: Target) -> Bench:
-    return Bench(target)
+    """Return the target's bench, and give back the memory of another target's and of what was timed before.
+
+    The graphs of a repetition own memory, which torch keeps when they are gone.
+    """
+    if target not in _kept:
+        forget()
+    torch_gpu().release_memory()
+    if target not in _kept:
+        _kept[target] = Bench(target)
+    return _kept[target]

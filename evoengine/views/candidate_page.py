@@ -181,7 +181,8 @@ def _coverage(verdict: Verdict) -> Iterator[tuple[str, str]]:
 
 
 def _resources(c: Candidate, binary: Binary) -> str:
-    occupancy = f", occupancy {c.occupancy:.0%}" if c.occupancy is not None else ""
+    least = "least " if binary.others else ""
+    occupancy = f", {least}occupancy {c.occupancy:.0%}" if c.occupancy is not None else ""
     spilled = f"{binary.spill_bytes} bytes spilled"
     return f"{binary.registers} registers, {spilled}, {c.shared_bytes} bytes shared{occupancy}"
 

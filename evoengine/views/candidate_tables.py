@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 
 from evoengine.lineage import Bred, Effect, Step, transition
-from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Value
+from evoengine.records import Binary, Candidate, Config, Kind, Measurement, Outcome, Value
 from evoengine.terms import SAME_WITHIN, digits, peak_percent, range_us
 from evoengine.text import number, plain
 from evoengine.views.tables import Cell, Column, Styled, Table, rows_table
 
 if TYPE_CHECKING:
-    from evoengine.ledger.read import RunSummary, Trial
+    from evoengine.ledger.read import Resources, RunSummary, Trial
 
 MARK: Mapping[str, str] = {Kind.MEASURED: "", Kind.ESTIMATED: " est.", Kind.RECORDED: " rec."}
 BY_FORMULA = (
@@ -191,7 +191,7 @@ def history_table(candidates: Sequence[Candidate | Trial]) -> Group:
             _outcome(c.outcome),
             *knobs.cells(c.config),
             *figure_cells(c),
-            str(c.binary.registers) if c.binary else "",
+            str(_registers(c.binary)) if c.binary else "",
             c.reason or "",
         ]
         for c in candidates
@@ -375,14 +375,24 @@ def figure_cells(c: Bred) -> list[Cell]:
 
 
 def _resources(c: Candidate) -> list[Cell]:
-    shared, error = c.shared_bytes, c.verdict.error_ratio if c.verdict else None
+    """Return the cells of what a candidate takes: of several kernels the most that one takes, and all spills."""
+    error, binary = c.verdict.error_ratio if c.verdict else None, c.binary
+    found = ["", "", ""]
+    if binary and c.source:
+        launches = c.source.launch.kernels(c.source.entry)
+        shared = max(binary.of_kernel(entry).shared_bytes + own.shared_bytes for entry, own in launches)
+        spilled = binary.spill_bytes + sum(other.spill_bytes for other in binary.others)
+        found = [str(_registers(binary)), str(spilled), f"{shared / 1024:.0f} KB"]
     return [
-        str(c.binary.registers) if c.binary else "",
-        str(c.binary.spill_bytes) if c.binary else "",
-        "" if shared is None else f"{shared / 1024:.0f} KB",
+        *found,
         "" if c.occupancy is None else f"{c.occupancy:.0%}",
         "" if error is None else f"{error:.2g}",
     ]
+
+
+def _registers(binary: Binary | Resources) -> int:
+    """Return the registers of a thread of the kernel that has most."""
+    return max(kernel.registers for kernel in (binary, *binary.others))
 
 
 def _outcome(outcome: Outcome | None) -> Cell:

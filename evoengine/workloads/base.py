@@ -306,6 +306,13 @@ class Workload(ABC, Generic[P]):
     host: Host | None = None
     """the program that launches candidates, if only it knows their launches and arguments"""
 
+    def __eq__(self, other: object) -> bool:
+        """Compare by type: a workload without state is the same in every process, where it comes pickled."""
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
     @abstractmethod
     def parse(self, text: str) -> P:
         """Parse a problem, which may begin with `NAME:`.

@@ -362,6 +362,9 @@ _LEAST_FITTED = 8
 """minimum number of blocks whose places determine those of others"""
 _TRIES = 64
 """number of samples of blocks by which their places are fitted"""
+_LATER = 0.8
+"""largest share of blocks whose first stored element may come after the start of their tile. In place, an element that
+keeps its value looks as if it was not stored: half of the first ones, more where late blocks omit some"""
 _LARGEST_TILE = 1 << 20
 """limit of the elements of an output that a block may omit"""
 
@@ -482,7 +485,7 @@ def tiles_of(
 
 
 def _steps(at: np.ndarray, firsts: np.ndarray) -> np.ndarray | None:
-    """Return integers whose product with `at` is at most `firsts`, and equal to it for a third of the blocks.
+    """Return integers whose product with `at` is at most `firsts`, and equal to it for a fifth of the blocks.
 
     None if there are none, or if an axis of the grid steps along no dimension, or along several. Some first elements
     come after the start of their tile, if the value there did not change.
@@ -492,7 +495,7 @@ def _steps(at: np.ndarray, firsts: np.ndarray) -> np.ndarray | None:
         some = random.choice(len(at), at.shape[1], replace=False)
         found = np.rint(np.linalg.lstsq(at[some], firsts[some], rcond=None)[0]).astype(np.int64)
         later = firsts - at @ found
-        if (later < 0).any() or (later.any(axis=1)).mean() > 2 / 3:
+        if (later < 0).any() or later.any(axis=1).mean() > _LATER:
             continue
         return found if ((found[1:] != 0).sum(axis=1) == 1).all() else None
     return None

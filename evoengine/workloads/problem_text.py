@@ -122,9 +122,11 @@ def _field(
     if match and match[1] in numbers:
         return numbers[match[1]], read_size(match[2])
     every = [word for known in words.values() for word in known]
+    letters = part.rstrip("0123456789")
+    near = "" if letters == part else did_you_mean(letters, (known for known in numbers if len(known) > 1))
     listed = " or ".join(every)
     either = "".join(f", {name}=…" for name in lists) + (f", or {listed}" if listed else "")
     raise UsageError(
         f"the problem {text!r} has a part {part!r} that is not {', '.join(numbers)} with a number{either}; "
-        f"write it like {example}{did_you_mean(part, every)}"
+        f"write it like {example}{near or did_you_mean(name, [*every, *lists])}"
     )

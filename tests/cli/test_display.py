@@ -12,7 +12,7 @@ from rich.console import Console
 
 from evoengine.cli.output import stdout
 from evoengine.lineage import step
-from evoengine.records import EXECUTOR, Candidate, CaseResult, Judged, Kind, Outcome
+from evoengine.records import EXECUTOR, Candidate, CaseResult, Judged, KernelResources, Kind, NextKernel, Outcome
 from evoengine.tuning.doctor import Finding
 from evoengine.views.boards import findings_table
 from evoengine.views.candidate_page import candidate_page, cases
@@ -52,6 +52,18 @@ def lines():
 def head_of(shown: list[str]) -> str:
     """The names of the columns, which may stand over several lines."""
     return " ".join(shown[: next(i for i, line in enumerate(shown) if "1234" in line)])
+
+
+def test_a_candidate_of_several_kernels_shows_what_the_largest_takes_and_all_spills(lines):
+    launch, binary = RANKED.source.launch, replace(RANKED.binary, registers=28, spill_bytes=4, shared_bytes=0)
+    behind = NextKernel("second", replace(launch, shared_bytes=100 << 10))
+    source = replace(RANKED.source, launch=replace(launch, shared_bytes=1 << 10, then=(behind,)))
+    several = replace(RANKED, source=source, binary=replace(binary, others=(KernelResources("second", 168, 8, 0, 0),)))
+    for shown, wanted in (
+        (ranking({1: several, 2: SECOND}), "168     12  100 KB"),
+        (history_table([several, SECOND]), "168"),
+    ):
+        assert wanted in next(line for line in lines(shown, 400) if "1234" in line)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -144,6 +144,29 @@ def test_a_barrier_that_nothing_orders_behind_its_init_is_named(emulate):
             emulate(late, np.zeros(256, np.int32), grid=(2, 1, 1), threads=128, shared=1280, seed=seed)
 
 
+RELAXED = """
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+"""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_relaxed_meeting_orders_the_barriers_behind_whose_init_there_was_a_fence(emulate, seed):
+    arrive = "if (threadIdx.x == 0) barrier_arrive_at(1 - cluster_rank(), barrier), barrier_arrive(barrier);"
+    own = f"{arrive} barrier_wait(barrier, 0);"
+    assert pair(emulate, own, seed, start=RELAXED, end="").any()
+    unfenced = pair_text(own, start=RELAXED, end="").replace("    barrier_init_fence();\n", "")
+    with pytest.raises(KernelCrashed, match="nothing orders it behind the mbarrier.init"):
+        emulate(unfenced, np.zeros(256, np.int32), grid=(2, 1, 1), threads=128, shared=1280, seed=seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_relaxed_meeting_orders_no_read_before_the_end_of_the_block(emulate, seed):
+    assert pair(emulate, READS, seed, end="").any()
+    with pytest.raises(KernelCrashed, match="nothing orders the two"):
+        pair(emulate, READS.replace("cluster_sync();", RELAXED), seed, end="")
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_block_reads_the_others_shared_memory(emulate, seed):
     block, thread = np.divmod(np.arange(512), 128)

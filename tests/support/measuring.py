@@ -27,9 +27,9 @@ STREAM = Policy(LaunchMode.STREAM, L2.COLD, Clocks.BOOST)
 SDPA = Baseline("FLASH_ATTENTION", "stand-in", 300.0, 1.0, (), STREAM)
 
 
-def judge(stage, candidate, incumbent=None, seed=5, rival=SDPA):
+def judge(stage, candidate, incumbent=None, seed=5, rival=SDPA, of=None):
     plan = [(case, candidate.source.launch) for case in find_workload("attention").cases(PROBLEM, {})[:3]]
-    return stage.measure(target(), candidate, plan, seed, incumbent, rival)
+    return stage.measure(of or target(), candidate, plan, seed, incumbent, rival)
 
 
 FULL = PROBLEM.batch * PROBLEM.heads * PROBLEM.seq_q * PROBLEM.head_dim

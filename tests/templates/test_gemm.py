@@ -18,10 +18,12 @@ from evoengine.devices.base import KernelFailure, TensorArgument, TensorParamete
 from evoengine.gpu import find_gpu
 from evoengine.paths import asset
 from evoengine.records import Source
+from evoengine.sass.listing import disassemble
+from evoengine.sass.main_loop import main_loops
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.stages import compile as stage
 from evoengine.stages.compile import compile_source
-from evoengine.workloads import find_workload
+from evoengine.workloads import find_workload, parse_problem
 from evoengine.workloads.base import Case
 from evoengine.workloads.gemm.problem import GemmProblem
 from tests.support.exhaustive import more, representatives
@@ -151,6 +153,21 @@ def test_a_binary_holds_the_tensor_instructions_of_one_step(monkeypatch, family,
 def test_wgmma_is_left_out_where_there_is_none(gpu):
     assert "Hopper" in space(LARGE, gpu).empty_families["wgmma"]
     assert starts("mma", LARGE, gpu)
+
+
+@pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm")
+@pytest.mark.parametrize("cluster", ["1x2", *more(["1x1"])])
+def test_sums_of_fp8_with_few_rows_are_added_beside_the_next_products(cluster):
+    problem = parse_problem("gemm:m128,n4096,k7168,fp8_e4m3,b_nk,block_scales")[1]
+    config = next(c for c in starts("wgmma", problem) if c["tile_n"] == 64 and c["cluster"] == cluster)
+    binary = compile_source(source(config, problem), "sm_90a")
+    assert binary.spill_bytes == 0
+    listing = disassemble(binary.cubin)
+    assert "MEMBAR.ALL.GPU" not in listing  # nor does a block wait for all its memory accesses before its first tile
+    steps = max(main_loops(listing, "gemm"), key=lambda loop: loop.count("QGMMA"))
+    assert (steps.count("QGMMA"), steps.count("R2UR"), steps.count("LDL")) == (32, 0, 0)
+    waits = [i.text for i in steps.step if i.opcode.startswith("WARPGROUP.DEPBAR")]
+    assert len(waits) == 8 and all("gsb0, 0x1" in wait for wait in waits)
 
 
 def test_wgmma_is_left_out_where_rows_are_no_multiples_of_16_bytes():

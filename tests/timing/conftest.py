@@ -15,10 +15,10 @@ def stage(monkeypatch):
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f")
     monkeypatch.setattr(device, "times", dict(US))
-    measure._bench.cache_clear()
+    measure.forget()
     device.reset()
     yield measure
-    measure._bench.cache_clear()
+    measure.forget()
     device.reset()
 
 

@@ -28,6 +28,7 @@ struct Barrier {
     bool published;            // to the asynchronous proxy
     bool valid;
     When initialised;
+    unsigned met;            // which meeting of the cluster makes that known, by fence.mbarrier_init; 0: none
     Passed *arrived, *over;  // by the arrivals of the phase, and of the one before
 };
 
@@ -55,7 +56,8 @@ Barrier& find(unsigned shared, const char* what, int line, decltype(reach_block)
     if (found >= all.count || b.block != place.block || b.shared != place.shared || !b.valid)
         crash("%s at line %d: there is no mbarrier at shared address %u: not initialised yet, or overwritten", what,
               line, shared);
-    if (keeps_order() && !is_known(b.initialised, current))
+    const bool met = b.met && fibers[current].meetings >= b.met;
+    if (keeps_order() && !met && !is_known(b.initialised, current))
         crash("%s at line %d: nothing orders it behind the mbarrier.init at shared address %u", what, line,
               place.shared);
     return all.of[found];
@@ -193,6 +195,17 @@ void barrier_invalidate(unsigned shared, int line) {
 void publish_barriers() {
     Barriers& all = barriers_of(own_block());
     for (unsigned i = 0; i < all.count; ++i) all.of[i].published |= all.of[i].block == own_block();
+}
+
+// fence.mbarrier_init.release.cluster, by the thread that initialised them.
+void fence_barrier_inits() {
+    publish_barriers();
+    Barriers& all = barriers_of(own_block());
+    for (unsigned i = 0; i < all.count; ++i) {
+        Barrier& b = all.of[i];
+        const bool own = b.block == own_block() && (!keeps_order() || b.initialised.thread == rank_of(current));
+        if (own && !b.met) b.met = meetings_of_cluster(b.block) + 1;
+    }
 }
 
 unsigned long long barrier_arrive(unsigned shared, unsigned count, unsigned bytes, int line) {

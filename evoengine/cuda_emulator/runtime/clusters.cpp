@@ -10,7 +10,9 @@ namespace evo_emu {
 
 namespace {
 
-Gate cluster_gates[max_resident];  // of the cluster that begins with the block
+// Of the cluster that begins with the block.
+Gate cluster_gates[max_resident];
+unsigned meetings[max_resident];  // of all its threads
 
 // A thread's last access to the shared memory of another block; knowledge of it includes earlier ones.
 struct FarAccess {
@@ -37,6 +39,7 @@ unsigned threads_of_cluster() { return kernel.cluster * block_stride; }
 void clear_cluster(unsigned first_block) {
     cluster_gates[first_block].name = "barrier.cluster.wait";
     clear(cluster_gates[first_block].passed);
+    meetings[first_block] = 0;
     if (kernel.cluster == 1) return;
     for (unsigned block = first_block; block < first_block + kernel.cluster; ++block)
         memset((void*)far_accesses[block], 0, threads_of_cluster() * sizeof(FarAccess));
@@ -47,7 +50,7 @@ void require_alive(unsigned block, const char* what, Where where) {
     if (has_ended(block))
         crash("%s at %s reaches shared memory of block %u of the cluster, which has ended", what, line_name(where).text,
               rank_of_block(block));
-    if (!knows_block(uint32_t(number_of_block(block) + 1), current))
+    if (!fibers[current].meetings && !knows_block(uint32_t(number_of_block(block) + 1), current))
         crash(
             "%s at %s reaches shared memory of block %u of the cluster, which may not have begun: no barrier of the "
             "cluster lies before it",
@@ -92,6 +95,7 @@ void settle_cluster(unsigned block) {
     for (unsigned i = start; i < end; ++i)
         if (!fibers[i].ended && fibers[i].cluster_barrier != Fiber::arrived) return;
     Gate& gate = cluster_gates[first];
+    ++meetings[first];
     for (unsigned i = start; i < end; ++i) {
         fibers[i].cluster_barrier = Fiber::passed;
         if (keeps_order() && !fibers[i].ended) depart(i, gate.passed);
@@ -100,13 +104,15 @@ void settle_cluster(unsigned block) {
     wake_cluster(&gate, block);
 }
 
-void cluster_arrive(int line) {
+// Without `releases` what the thread did is not known to those who wait: only that it has begun, and the mbarriers
+// behind whose initialisation it had a fence.
+void cluster_arrive(int line, bool releases) {
     Fiber& f = fibers[current];
     if (f.cluster_barrier != Fiber::away)
         crash("barrier.cluster.arrive at line %d: the thread has arrived before and not waited", line);
     f.cluster_barrier = Fiber::arrived;
     if (checked) settle_accesses();
-    if (keeps_order()) arrive(current, cluster_gates[first_of_cluster(own_block())].passed);
+    if (keeps_order() && releases) arrive(current, cluster_gates[first_of_cluster(own_block())].passed);
     settle_cluster(own_block());
 }
 
@@ -119,7 +125,10 @@ void cluster_wait(int line) {
         wait_at(&gate, nullptr);
     }
     f.cluster_barrier = Fiber::away;
+    f.meetings = meetings_of_cluster(own_block());
 }
+
+unsigned meetings_of_cluster(unsigned block) { return meetings[first_of_cluster(block)]; }
 
 unsigned cluster_rank() { return rank_of_block(own_block()); }
 

@@ -394,6 +394,7 @@ void begin_cluster(unsigned first_block, uint64_t number) {
         f.gate = nullptr;
         if (f.ended) continue;
         f.cluster_barrier = Fiber::away;
+        f.meetings = 0;
         f.refused_by = ~0u;
         f.polled = nullptr;
         drop_copies(f.queue);

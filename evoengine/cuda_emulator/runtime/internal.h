@@ -63,6 +63,7 @@ struct Fiber {
     void* payload;
     bool ended;
     enum { away, arrived, passed } cluster_barrier;
+    unsigned meetings;                   // of its cluster that it has waited for
     unsigned refused_by, refused_phase;  // the mbarrier, by address, whose wait said no last, and its phase
     unsigned spins;                      // test_waits in a row that said no
     const volatile void* polled;         // where the thread looked last, by an access that others may see
@@ -170,6 +171,7 @@ void clear_gates(unsigned first_block);
 // clusters.cpp
 void clear_cluster(unsigned first_block);
 void settle_cluster(unsigned block);
+unsigned meetings_of_cluster(unsigned block);
 void leave_cluster();
 // The running thread accesses shared memory of that block, which may be another one: it must have begun, and not ended.
 void require_alive(unsigned block, const char* what, Where where);

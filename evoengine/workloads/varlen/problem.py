@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from evoengine.devices.base import DTYPE_BYTES
 from evoengine.errors import UsageError
 from evoengine.records import Value
 from evoengine.workloads.attention.problem import DTYPES, HEAD_DIMS
-from evoengine.workloads.problem_text import LARGEST, read_runs, read_size, written_runs
+from evoengine.workloads.problem_text import LARGEST, read_parts, read_runs, require_groups, written_runs
 
 EXAMPLE = "varlen:h32,kv8,d128,bf16,causal,lens=512+37+2048"
 MOST_HEADS = 65_535
@@ -21,10 +20,9 @@ TILE_ROWS = (64, 128, 192)
 """heights of tiles for which a space may ask the number of tiles"""
 
 _NUMBERS = {"h": "heads", "kv": "kv_heads", "d": "head_dim", "page": "page", "pool": "pool"}
-_LISTS = {"lens": "lens", "kvlens": "kv_lens"}
-_PART = re.compile(r"(h|kv|d|page|pool)(\d+)\Z", re.ASCII)
-_LIST = re.compile(r"(lens|kvlens)=(.*)\Z")
-_KNOWN = "h, kv, d, page or pool with a number, lens=… or kvlens=…, fp16, bf16, or causal"
+_LISTS = ("lens", "kvlens")
+_KNOWN = {"dtype": DTYPES, "mask": ("causal",)}
+_OPTIONAL = ("kv_heads", "page", "pool", "mask", "kvlens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,27 +132,16 @@ def parse_problem(text: str) -> VarlenProblem:
 
     `16x2048` are 16 sequences of that length. Raises UsageError naming the part that is wrong and what would be right.
     """
-    sizes: dict[str, int] = {}
-    lists: dict[str, tuple[int, ...]] = {}
-    words: dict[str, str] = {}
-    for part in text.removeprefix("varlen:").split(","):
-        name, value = _field(part.strip(), text)
-        if name in {*sizes, *lists, *words}:
-            raise UsageError(f"the problem {text!r} gives {name} twice; give it once, as in {EXAMPLE}")
-        if isinstance(value, int):
-            sizes[name] = value
-        elif isinstance(value, tuple):
-            lists[name] = value
-        else:
-            words[name] = value
-    missing = [n for n in ("heads", "head_dim", "dtype", "lens") if n not in {*sizes, *lists, *words}]
-    if missing:
-        raise UsageError(f"the problem {text!r} does not give {', '.join(missing)}; write it like {EXAMPLE}")
+    sizes, words = read_parts(text, EXAMPLE, _NUMBERS, _KNOWN, _OPTIONAL, _LISTS)
+    lists = {
+        name: tuple(read_runs(words[name], name, text, "sequences", MOST_SEQUENCES)) for name in _LISTS if name in words
+    }
+    require_groups(text, sizes["heads"], sizes.get("kv_heads", sizes["heads"]))
     if why := _why_not(sizes, lists):
         raise UsageError(f"the problem {text!r} is invalid: {why}")
     problem = VarlenProblem(
         sizes["heads"], sizes.get("kv_heads", sizes["heads"]), sizes["head_dim"], words["dtype"], lists["lens"],
-        lists.get("kv_lens", lists["lens"]), "causal" in words, sizes.get("page", 0), sizes.get("pool", 0),
+        lists.get("kvlens", lists["lens"]), "mask" in words, sizes.get("page", 0), sizes.get("pool", 0),
     )  # fmt: skip # in the order of the fields
     if problem.pool < problem.needed:
         unit = f"pages of {problem.page}" if problem.page else "rows"
@@ -165,34 +152,17 @@ def parse_problem(text: str) -> VarlenProblem:
     return problem
 
 
-def _field(part: str, text: str) -> tuple[str, int | str | tuple[int, ...]]:
-    if part in DTYPES:
-        return "dtype", part
-    if part == "causal":
-        return "causal", part
-    if match := _LIST.match(part):
-        return _LISTS[match[1]], tuple(read_runs(match[2], match[1], text, "sequences", MOST_SEQUENCES))
-    if match := _PART.match(part):
-        return _NUMBERS[match[1]], read_size(match[2])
-    raise UsageError(f"the problem {text!r} has a part {part!r} that is not {_KNOWN}; write it like {EXAMPLE}")
-
-
 def _why_not(sizes: dict[str, int], lists: dict[str, tuple[int, ...]]) -> str | None:
     """Return the rule that the parts of a problem break, with what would be right."""
     heads, kv_heads = sizes["heads"], sizes.get("kv_heads", sizes["heads"])
     for name, size in (("heads", heads), ("kv_heads", kv_heads)):
-        if not 1 <= size <= MOST_HEADS:
+        if size > MOST_HEADS:
             return f"{name} is {size}; it must be from 1 to {MOST_HEADS}"
-    if heads % kv_heads:
-        return f"{heads} heads over {kv_heads} kv heads; heads must be a multiple of kv heads"
     if sizes["head_dim"] not in HEAD_DIMS:
         return f"head_dim is {sizes['head_dim']}; the templates cover {', '.join(map(str, HEAD_DIMS))}"
     if heads * sizes["head_dim"] > MOST_ROW:
         return f"a row of all heads has {heads * sizes['head_dim']} elements; it may have {MOST_ROW}"
-    for name in ("page", "pool"):
-        if not 1 <= sizes.get(name, 1) <= LARGEST:
-            return f"{name} is {sizes[name]}; it must be from 1 to {LARGEST}"
-    lens, kv_lens = lists["lens"], lists.get("kv_lens", lists["lens"])
+    lens, kv_lens = lists["lens"], lists.get("kvlens", lists["lens"])
     if len(lens) != len(kv_lens):
         return f"lens names {len(lens)} lengths and kvlens {len(kv_lens)}; each sequence has one of either"
     for name, own in (("lens", lens), ("kvlens", kv_lens)):

@@ -11,6 +11,13 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// The first time, behind a barrier_init_fence: all have begun then, with their barriers. Nothing else that was written is
+// seen after, as that would have each warp wait for all its memory accesses (MEMBAR).
+__device__ __forceinline__ void cluster_begin() {
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
 // As barrier_arrive (barrier.cuh), at that block's barrier. Hands on what wgmma has read, no stores: a release by the
 // whole cluster would have the warp wait for all its memory accesses (MEMBAR).
 __device__ __forceinline__ void barrier_arrive_at(unsigned block, unsigned barrier) {

@@ -71,9 +71,10 @@ EVO_PTX void mapa_u64(D& mapped, Address generic, unsigned block, int line = __b
     mapped = (D)map_to_block((const void*)generic, block, line);
 }
 EVO_PTX void barrier_cluster_arrive_release(int line = __builtin_LINE()) { cluster_arrive(line); }
+EVO_PTX void barrier_cluster_arrive_relaxed(int line = __builtin_LINE()) { cluster_arrive(line, false); }
 EVO_PTX void barrier_cluster_wait_acquire(int line = __builtin_LINE()) { cluster_wait(line); }
 
-EVO_PTX void fence_mbarrier_init() { publish_barriers(); }
+EVO_PTX void fence_mbarrier_init() { fence_barrier_inits(); }
 EVO_PTX void fence_proxy_async() { fence_async_proxy(); }
 EVO_PTX void fence_proxy_async_shared() { fence_async_proxy(); }
 

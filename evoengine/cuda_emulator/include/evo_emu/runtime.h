@@ -128,6 +128,7 @@ void barrier_arrive_after_copies(unsigned shared, bool counted, int line);
 bool barrier_try_wait(unsigned shared, unsigned parity, int line);
 bool barrier_test_wait(unsigned shared, unsigned parity, int line);
 void publish_barriers();
+void fence_barrier_inits();
 
 // Clusters: the block's number in its own, a shared address as all its blocks may name it, and where all their threads
 // meet.
@@ -135,7 +136,7 @@ unsigned cluster_rank();
 unsigned map_to_block(unsigned shared, unsigned block, int line);
 void* map_to_block(const void* generic, unsigned block, int line);
 unsigned rank_of_shared(const void* generic, int line);  // of the block whose memory it is
-void cluster_arrive(int line);
+void cluster_arrive(int line, bool releases = true);
 void cluster_wait(int line);
 
 // fence.proxy.async: wgmma and bulk copies see shared memory as it was at the last of these.

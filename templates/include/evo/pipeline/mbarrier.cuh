@@ -32,6 +32,11 @@ struct Pipeline {
         barrier_wait(empty_of(i), phase(i) % 2 ^ 1);
         if (BY_TMA) arrive_expect_tx(full_of(i), BYTES);
     }
+    // Producer, last: no block of the cluster will reach these barriers any more.
+    __device__ __forceinline__ void drain() const {
+#pragma unroll 1
+        for (int i = 0; i < STAGES; ++i) barrier_wait(empty_of(i), phase(i) % 2 ^ 1);
+    }
     // Producer: the buffer is full once what this thread has begun has landed.
     __device__ __forceinline__ void commit(int i) const {
         if (!BY_TMA) copy_async_arrive(full_of(i));
