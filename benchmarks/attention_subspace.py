@@ -111,7 +111,7 @@ def read(path: Path) -> Mapping[str, float | None]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; make it with --record {path}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no record of estimates; make one with --record {path}") from error
+        raise UsageError(f"{path} is not a record of estimates; make one with --record {path}") from error
     missing = sum(config_key(config) not in estimates for config in space().enumerate())
     if missing:
         raise UsageError(

@@ -97,7 +97,7 @@ def measured_pools(path: Path) -> list[Pool]:
                 problems.setdefault(kernel["problem"], {})[json.dumps(kernel["config"], sort_keys=True)] = kernel
         pools = [_measured(path, gpu, problem, [*of.values()], us) for problem, of in problems.items()]
     except (OSError, EOFError, ValueError, KeyError, TypeError, LookupError) as error:
-        raise UsageError(f"{path} is no file of measured_h100.py with its kernels ({error!r}); give one") from error
+        raise UsageError(f"{path} is not a file of measured_h100.py with its kernels ({error!r}); give one") from error
     return [pool for pool in pools if len(pool.space) >= MIN_KERNELS]
 
 

@@ -120,10 +120,10 @@ def test_a_search_hands_out_the_predicted_first_and_some_of_the_others():
 
 def test_configurations_that_a_folder_has_are_not_made_again(monkeypatch):
     monkeypatch.setattr(measured_families, "FAMILIES", ((NORM, {"warp": 2, "block": 2}),))
-    groups = {name: tasks for name, _, tasks in measured_families.groups([], ())}
+    groups = {name: tasks for name, _, tasks in measured_families.groups(measured_families.FAMILIES, [], ())}
     one = groups[f"{NORM} warp"][0].args[2]
     known = [{"problem": NORM, "config": json.loads(json.dumps(one))}]
-    left = {name: tasks for name, _, tasks in measured_families.groups(known, ())}
+    left = {name: tasks for name, _, tasks in measured_families.groups(measured_families.FAMILIES, known, ())}
     assert len(left[f"{NORM} warp"]) == len(groups[f"{NORM} warp"]) - 1
     assert len(left[f"{NORM} block"]) == len(groups[f"{NORM} block"])
 

@@ -386,10 +386,10 @@ def test_a_log_in_a_folder_that_cannot_be_written_is_read_or_explained(archived)
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("mysql://somewhere/db", "SQLite or PostgreSQL, not in mysql"),
+        ("mysql://somewhere/db", "SQLite or PostgreSQL database, not mysql"),
         ("sqlite://", "names no file"),
         ("sqlite:///:memory:", "names no file"),
-        ("://", "no database URL"),
+        ("://", "not a database URL"),
     ],
 )
 def test_an_impossible_url_is_refused(tmp_path, name, says):

@@ -131,11 +131,11 @@ def test_rows_of_v_unlike_those_of_k_are_for_wgmma_which_starts_with_flash_atten
     assert all("rows of V" in space.empty_families[family] for family in ("scalar", "wmma", "mma"))
 
 
-def test_o_leaves_by_way_of_the_place_of_q_only_where_its_rows_are_no_longer():
+def test_o_leaves_by_way_of_the_memory_of_q_only_where_its_rows_are_no_longer():
     space = attention_space("b2,h16,s2048,d64,dv128,bf16", "h100")
     starts = [{**start, "o_store": "direct"} for start in space.sample(np.random.default_rng(1), 20)]
     assert starts and all(space.contains(start) for start in starts)
-    assert all("place of Q" in space.why_invalid({**start, "o_store": "shared"}) for start in starts)
+    assert all("shared memory of Q" in space.why_invalid({**start, "o_store": "shared"}) for start in starts)
 
 
 def test_a_gpu_without_wgmma_is_told_that_such_rows_are_for_it_alone():

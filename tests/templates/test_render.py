@@ -121,7 +121,7 @@ def test_a_missing_include_is_named_with_its_place_and_the_nearest(write):
         ("one\n{% if width %}\n", ":2: Unexpected end of template"),
         (
             'asm("{%0, %1}");\n',
-            ":1: tag name expected; Jinja reads what {%, {{ or {# begins: put a space behind such a brace",
+            ":1: tag name expected; Jinja reads what {%, {{ or {# begins: put a space after such a brace",
         ),
         ("one\n{{ widht }}\n", ":2: 'widht' is undefined; a template here may use"),
         ("one\n\n{{ width / 0 }}\n", ":3: division by zero"),

@@ -258,7 +258,7 @@ def test_a_file_that_somebody_else_wrote_is_left_as_it_is(known, tmp_path):
         ({"text": MOE.replace("EM,", "EM, new_ptr,")}, "missing .* 'new_ptr'"),
         ({"reference": "mine"}, "--reference is not for"),
         ({"call": "fp4"}, "no function 'fp4' for --call; of fused_moe_kernel it may be bf16, fp8_w8a8, fp8_w8a8_block"),
-        ({"problem": "M=2,X=3"}, "no size"),
+        ({"problem": "M=2,X=3"}, "is not a size"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_in_a_sentence(searched, tmp_path, change, why):
