@@ -10,7 +10,7 @@ from evoengine.sass import grid
 from evoengine.sass.chip import find_chip
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernel
-from evoengine.sass.launch import DrawnArgument, Geometry, prepare
+from evoengine.sass.launch import DrawnArgument, Geometry, ScalarArgument, prepare
 from evoengine.sass.listing import disassemble
 from evoengine.sass.model import count_block
 from evoengine.sass.predict import blocks_resident, context_of, predict
@@ -43,6 +43,15 @@ extern "C" __global__ void sums(const float* x, const int* lengths, float* o) {
 """
 TOLD = "__syncthreads();"
 """by a warp that is neither the first nor the last, so that no warp alone finds how long its block is"""
+PERSISTENT = """
+extern "C" __global__ void sums(const float* x, float* o, int tiles) {
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    float sum = 0;
+    for (int i = 0; i < 64; i++) sum += x[((tile * 64 + i) * 128 + threadIdx.x) & 0xffff];
+    o[tile * 128 + threadIdx.x] = sum;
+  }
+}
+"""
 READ = "length = lengths[blockIdx.x]; __syncwarp();"
 
 
@@ -122,3 +131,22 @@ def test_lengths_of_more_blocks_than_may_be_looked_at_are_interpolated_between_s
     work, counted = work_of()
     assert work.instructions.size == SECTIONS * TILES * IN_SECTION
     assert np.abs(work.instructions[::37] / counted - 1).max() > 1
+
+
+@pytest.mark.parametrize("tiles", [128, 133, 200, 263])
+def test_persistent_blocks_differ_by_a_tile_from_the_block_on_that_has_one_less(tiles):
+    cubin = InstalledNvrtc().compile(PERSISTENT, "sm_90a", ())
+    arguments = [
+        DrawnArgument("x", 4 << 16, "fp32"),
+        DrawnArgument("o", 512 * tiles, "fp32", output=True),
+        ScalarArgument("tiles", np.int32(tiles)),
+    ]
+    launch = prepare(read_kernel(cubin, "sums"), Geometry((CHIP.sms, 1, 1), (128, 1, 1), 0), arguments, 0)
+    program = Program(disassemble(cubin), "sums")
+    context = context_of(program, launch, CHIP, blocks_resident(launch, CHIP), True)
+    counted = [count_block(program, launch, block, 10**6)["instructions"] for block in range(CHIP.sms)]
+    assert context.work.instructions == pytest.approx(counted)
+    assert context.work.mean == pytest.approx(np.mean(counted))
+    most = -(-tiles // CHIP.sms)
+    assert all(cluster < tiles - (most - 1) * CHIP.sms for cluster in context.share.clusters), "a block with less work"
+    assert context.share.excess == pytest.approx(most * CHIP.sms / tiles, rel=0.03), "the memory that others leave"
