@@ -389,7 +389,7 @@ std::map<u64, u64> added_by_others(const Program& program, const Launch& launch,
         const bool timed = std::find(but.begin(), but.end(), other) != but.end();
         bool shares = false;
         for (const auto& [address, of] : theirs) {
-          if (!own.count(address)) continue;
+          if (!own.contains(address)) continue;
           shares = true;
           if (!timed) found[address] += of.sum;
         }
