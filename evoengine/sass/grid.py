@@ -43,6 +43,8 @@ BEGINNING = 8000
 """warp instructions of a cluster within which it must have compared what tells how long it is"""
 DYNAMIC = 300_000
 """warp instructions: of persistent blocks no longer than this, three are counted to see whether they differ"""
+MOST_SAMPLED = 16
+"""of them, where they do, so that the last of 8192 clusters that have a tile more is found"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,16 +301,31 @@ def _lengths(grid: Grid, counted: Callable[[int, int], int], left: int) -> np.nd
 def _of_one_wave(grid: Grid, first: Mapping[str, float], of: Callable[[int], Mapping[str, float]]) -> Work:
     """Return the work of a grid that runs as one wave.
 
-    Its first cluster is taken for all of them, unless clusters are short and differ.
+    Its first cluster is taken for all of them, unless clusters are short and differ. Persistent ones differ by a tile
+    from some cluster on, and the last may have none. So the two neighbors that differ most are told apart by the
+    cluster midway between them, again and again.
     """
     if first["instructions"] > DYNAMIC or grid.clusters < 3:
         return _all_alike(first)
-    others = [of(grid.clusters // 2), of(grid.clusters - 1)]
-    if all(_alike(first, other) for other in others):
+    sampled = {0: first} | {place: of(place) for place in (grid.clusters // 2, grid.clusters - 1)}
+    while len(sampled) < MOST_SAMPLED and (between := _most_unlike(sampled)):
+        sampled[between] = of(between)
+    if all(_alike(first, other) for other in sampled.values()):
         return _all_alike(first)
-    sampled = [first, *others]
-    places = [0, grid.clusters // 2, grid.clusters - 1]
-    return Work(_mean(sampled), np.interp(np.arange(grid.clusters), places, [c["instructions"] for c in sampled]))
+    places = sorted(sampled)
+    lengths = [sampled[place]["instructions"] for place in places]
+    along = np.interp(np.arange(grid.clusters), places, lengths)
+    return Work(_of_lengths([sampled[place] for place in places], along), along)
+
+
+def _most_unlike(sampled: Mapping[int, Mapping[str, float]]) -> int | None:
+    """Return the cluster midway between the two neighbors that differ most; None where all that differ adjoin."""
+    apart = [
+        (abs(sampled[low]["instructions"] - sampled[high]["instructions"]), (low + high) // 2)
+        for low, high in itertools.pairwise(sorted(sampled))
+        if high - low > 1 and not _alike(sampled[low], sampled[high])
+    ]
+    return max(apart)[1] if apart else None
 
 
 def _all_alike(counts: Mapping[str, float]) -> Work:

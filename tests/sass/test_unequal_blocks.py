@@ -10,7 +10,7 @@ from evoengine.sass import grid
 from evoengine.sass.chip import find_chip
 from evoengine.sass.core import Program
 from evoengine.sass.cubin import read_kernel
-from evoengine.sass.launch import DrawnArgument, Geometry, prepare
+from evoengine.sass.launch import DrawnArgument, Geometry, ScalarArgument, prepare
 from evoengine.sass.listing import disassemble
 from evoengine.sass.model import count_block
 from evoengine.sass.predict import blocks_resident, context_of, predict
@@ -43,6 +43,43 @@ extern "C" __global__ void sums(const float* x, const int* lengths, float* o) {
 """
 TOLD = "__syncthreads();"
 """by a warp that is neither the first nor the last, so that no warp alone finds how long its block is"""
+PERSISTENT = """
+extern "C" __global__ void sums(const float* x, float* o, int tiles) {
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    float sum = 0;
+    for (int i = 0; i < 64; i++) sum += x[((tile * 64 + i) * 128 + threadIdx.x) & 0xffff];
+    o[tile * 128 + threadIdx.x] = sum;
+  }
+}
+"""
+PARTS, ROWS, NEVER = 4, 16, 5
+SHARED_ROWS = """
+extern "C" __global__ void sums(const float* x, float* o, int* arrived, int who) {
+  __shared__ int before;
+  float sum = 0;
+  for (int i = 0; i < 8; i++) sum += x[((blockIdx.x * 8 + i) * 128 + threadIdx.x) & 0xffff];
+  o[blockIdx.x * 128 + threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x == 0) before = atomicAdd(arrived + blockIdx.x / 4, 1);
+  __syncthreads();
+  if (before != who) return;
+  for (int i = 0; i < 800; i++) sum += x[((blockIdx.x * 8 + i) * 128 + threadIdx.x) & 0xffff];
+  o[blockIdx.x * 128 + threadIdx.x] = sum;
+}
+"""
+"""of the four blocks of a row the one that finds `who` others there goes on"""
+TAKEN = """
+extern "C" __global__ void sums(const float* x, float* o, int* taken, int tiles) {
+  __shared__ int tile;
+  for (;;) {
+    if (threadIdx.x == 0) tile = atomicAdd(taken, 1);
+    __syncthreads();
+    if (tile >= tiles) return;
+    o[tile * 128 + threadIdx.x] = x[(tile * 128 + threadIdx.x) & 0xffff];
+    __syncthreads();
+  }
+}
+"""
 READ = "length = lengths[blockIdx.x]; __syncwarp();"
 
 
@@ -122,3 +159,42 @@ def test_lengths_of_more_blocks_than_may_be_looked_at_are_interpolated_between_s
     work, counted = work_of()
     assert work.instructions.size == SECTIONS * TILES * IN_SECTION
     assert np.abs(work.instructions[::37] / counted - 1).max() > 1
+
+
+def with_number(text: str, blocks: int, tiles: int, number: int, counters: int = 0):
+    """Return program and launch of a text that takes x, o [tiles, 128], counters if it has any, and a number."""
+    arguments = [
+        DrawnArgument("x", 4 << 16, "fp32"),
+        DrawnArgument("o", 512 * tiles, "fp32", output=True),
+        *([DrawnArgument("n", 4 * counters, "int32", True, np.zeros(4 * counters, np.uint8))] if counters else []),
+        ScalarArgument("number", np.int32(number)),
+    ]
+    cubin = InstalledNvrtc().compile(text, "sm_90a", ())
+    launch = prepare(read_kernel(cubin, "sums"), Geometry((blocks, 1, 1), (128, 1, 1), 0), arguments, 0)
+    return Program(disassemble(cubin), "sums"), launch
+
+
+@pytest.mark.parametrize("tiles", [128, 133, 200, 263])
+def test_persistent_blocks_differ_by_a_tile_from_the_block_on_that_has_one_less(tiles):
+    program, launch = with_number(PERSISTENT, CHIP.sms, tiles, tiles)
+    context = context_of(program, launch, CHIP, blocks_resident(launch, CHIP), True)
+    counted = [count_block(program, launch, block, 10**6)["instructions"] for block in range(CHIP.sms)]
+    assert context.work.instructions == pytest.approx(counted)
+    assert context.work.mean == pytest.approx(np.mean(counted))
+    most = -(-tiles // CHIP.sms)
+    assert all(cluster < tiles - (most - 1) * CHIP.sms for cluster in context.share.clusters), "a block with less work"
+    assert context.share.excess == pytest.approx(most * CHIP.sms / tiles, rel=0.03), "the memory that others leave"
+
+
+def test_a_launch_ends_with_the_block_that_finds_all_others_of_its_row_there():
+    never, last = (
+        predict(*with_number(SHARED_ROWS, PARTS * ROWS, PARTS * ROWS, who, ROWS), CHIP).clocks
+        for who in (NEVER, PARTS - 1)
+    )
+    assert last > 5 * never
+
+
+def test_a_block_that_takes_tiles_by_a_counter_is_not_taken_for_the_last_that_comes():
+    blocks, tiles = 8, 25
+    program, launch = with_number(TAKEN, blocks, tiles, tiles, 1)
+    assert predict(program, launch, CHIP).timed.values["stored"] == 4 * 512 / 32, "of tiles 0, 8, 16, 24"

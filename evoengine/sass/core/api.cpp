@@ -313,6 +313,12 @@ int sass_time(void* program, const SassLaunch* from, const SassTiming* asked, do
           const SassTraffic& t = asked->traffic[n];
           request.traffic.push_back({t.loads_from_dram, t.stores_to_dram, t.loads_shared, t.sharers, t.in_step});
         }
+        // a launch ends with a block that finds all others of its tile there, and may have more to do for that
+        if (const Program& of = *static_cast<Program*>(program); !request.blocks.empty() && adds_to_counters(of)) {
+          Copied apart(*from);
+          request.added = added_by_others(of, launch, apart.allocations, banks.data(), from->seed,
+                                          request.blocks.back(), request.blocks);
+        }
         Timed found =
             time_sm(*static_cast<Program*>(program), launch, copied.allocations, banks.data(), from->seed, request);
 #define SASS_TELL(name) *times++ = double(found.name);

@@ -87,6 +87,11 @@ u64 exchange(Context& c, const Instruction& i, u8* there, u64 address, u64 value
   if (there) std::memcpy(there, &now, bytes);
   else c.machine.memory.store(address, &now, bytes);
   c.machine.acts += now != old;
+  if (counts && c.machine.added) {
+    Added& added = (*c.machine.added)[address];
+    added.sum += value;
+    added.times++;
+  }
   return old;
 }
 

@@ -335,4 +335,67 @@ std::vector<std::vector<Compared>> compared(const Program& program, const Launch
   return found;
 }
 
+namespace {
+
+constexpr u64 MOST_FOLLOWED = 1'000'000;  // warp instructions of clusters that are run for what they add to counters
+
+struct Adding : Observer {
+  std::map<u64, Added> added;
+  u64 seen = 0;
+
+  void saw(const Context& c, const Instruction&) override {
+    seen++;
+    if (c.access.atomic && again()) throw LimitReached{};
+  }
+
+  void began(const Completion&) override {}
+
+  bool again() const {
+    return std::any_of(added.begin(), added.end(), [](const auto& of) { return of.second.times > 1; });
+  }
+};
+
+}  // namespace
+
+bool adds_to_counters(const Program& program) {
+  return std::any_of(program.code.begin(), program.code.end(), [](const Instruction& i) {
+    return i.opcode.starts_with("ATOM.") || i.opcode.starts_with("ATOMG.");
+  });
+}
+
+std::map<u64, u64> added_by_others(const Program& program, const Launch& launch,
+                                   const std::vector<Allocation>& allocations, const std::vector<u8>* banks, u64 seed,
+                                   u64 block, const std::vector<u64>& but) {
+  u64 left = MOST_FOLLOWED;
+  auto added_by = [&](u64 one, std::map<u64, Added>& added) {
+    Adding observer;
+    bool whole = observe(program, launch, allocations, banks, seed, one, left, 1, observer, -1, &observer.added);
+    whole = whole && !observer.again();
+    left -= std::min(left, observer.seen);
+    added = std::move(observer.added);
+    return whole && left;
+  };
+  std::map<u64, Added> own, theirs;
+  if (!added_by(block, own) || own.empty()) return {};
+  std::map<u64, u64> found;
+  const u64 at[3] = {block % launch.grid[0], block / launch.grid[0] % launch.grid[1],
+                     block / launch.grid[0] / launch.grid[1]};
+  u64 apart = 1;
+  for (int d = 0; d < 3; apart *= launch.grid[d++])
+    for (i64 step : {-i64(launch.cluster[d]), i64(launch.cluster[d])})
+      for (i64 to = i64(at[d]) + step; to >= 0 && to < i64(launch.grid[d]); to += step) {
+        const u64 other = block + u64(to - i64(at[d])) * apart;
+        if (!added_by(other, theirs)) return {};
+        const bool timed = std::find(but.begin(), but.end(), other) != but.end();
+        bool shares = false;
+        for (const auto& [address, of] : theirs) {
+          if (!own.contains(address)) continue;
+          shares = true;
+          if (!timed) found[address] += of.sum;
+        }
+        if (!shares) break;
+      }
+  return found;
+}
+
 }  // namespace sass

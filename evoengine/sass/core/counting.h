@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <map>
 
 #include "machine.h"
 
@@ -76,5 +77,15 @@ struct Compared {
 std::vector<std::vector<Compared>> compared(const Program&, const Launch&, const std::vector<Allocation>&,
                                             const std::vector<u8>* banks, u64 seed, const std::vector<u64>& blocks,
                                             u64 limit, int at);
+
+// Whether the program has atomics whose results it takes.
+bool adds_to_counters(const Program&);
+
+// By address, what the launch's other clusters add to counters to which the cluster of `block` adds once. Clusters that
+// share a counter lie side by side along an axis of the grid, and those that `but` names are left out. Nothing where
+// that takes too long to find out, or a counter is added to again and again, as it is by blocks that take tiles. Leaves
+// in memory what they store.
+std::map<u64, u64> added_by_others(const Program&, const Launch&, const std::vector<Allocation>&,
+                                   const std::vector<u8>* banks, u64 seed, u64 block, const std::vector<u64>& but);
 
 }  // namespace sass

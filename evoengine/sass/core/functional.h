@@ -60,8 +60,8 @@ struct LimitReached {};
 
 // Runs one cluster, asynchronous work landing at once, until the observer has seen `limit` instructions of a block;
 // what is beyond is left out. Returns whether it came to its end. `alike` is as in Machine. With `lone` that warp of
-// each block runs as if the others had ended before.
+// each block runs as if the others had ended before. `added` is as in Machine.
 bool observe(const Program&, const Launch&, std::vector<Allocation>, const std::vector<u8>* banks, u64 seed, u64 block,
-             u64 limit, u32 alike, Observer&, int lone = -1);
+             u64 limit, u32 alike, Observer&, int lone = -1, std::map<u64, Added>* added = nullptr);
 
 }  // namespace sass

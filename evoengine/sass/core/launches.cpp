@@ -252,13 +252,15 @@ void require_declared_barriers(const Program& program, const Launch& launch) {
 }
 
 bool observe(const Program& program, const Launch& launch, std::vector<Allocation> allocations,
-             const std::vector<u8>* banks, u64 seed, u64 block, u64 limit, u32 alike, Observer& observer, int lone) {
+             const std::vector<u8>* banks, u64 seed, u64 block, u64 limit, u32 alike, Observer& observer, int lone,
+             std::map<u64, Added>* added) {
   Functional machine;
   prepare(machine, program, launch, std::move(allocations), banks, seed);
   machine.landing = Landing::Early;
   machine.observer = &observer;
   machine.lone = lone;
   machine.alike = alike;
+  machine.added = added;
   machine.products_left = MODEL_PRODUCTS;
   try {
     run_clusters(machine, nullptr, {block}, limit, nullptr);

@@ -396,6 +396,12 @@ constexpr u64 MODEL_PRODUCTS = 4000;  // of warps, that a model forms
 constexpr u64 ALL_PRODUCTS = ~0ull;
 
 // Everything a step may touch. One per run.
+// What a cluster adds to a counter in global memory by atomics whose results it takes.
+struct Added {
+  u64 sum = 0;
+  int times = 0;
+};
+
 struct Machine {
   const Program* program = nullptr;
   Launch launch;
@@ -408,6 +414,7 @@ struct Machine {
   // Blocks that a model's one stands for: each adds as often to a counter in global memory as this one does, so that a
   // persistent block finds the tiles it was given by an atomic add so far apart.
   u32 alike = 1;
+  std::map<u64, Added>* added = nullptr;  // by address, what is added to counters; null where nobody asks
   // Products of matrices that are formed; behind them sums stay as they are, which a model can do with: what a kernel
   // does hardly depends on them.
   u64 products_left = ALL_PRODUCTS;

@@ -427,6 +427,7 @@ Timed time_sm(const Program& program, const Launch& launch, std::vector<Allocati
   u64 blocks = u64(launch.grid[0]) * launch.grid[1] * launch.grid[2];
   u64 timed = std::max<u64>(1, request.blocks.size() * launch.cluster[0] * launch.cluster[1] * launch.cluster[2]);
   machine.alike = u32(std::max<u64>(1, blocks / timed));
+  for (auto [counter, sum] : request.added) machine.memory.store(counter, &sum, 4);
   return machine.simulate();
 }
 

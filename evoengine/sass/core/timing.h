@@ -60,6 +60,7 @@ struct TimingRequest {
   std::vector<u64> blocks;       // in the order one SM gets them; of clusters the first of each
   u64 limit = 0;                 // warp instructions of all blocks, at which it stops; 0: none
   std::vector<Traffic> traffic;  // per allocation, in the launch's order
+  std::map<u64, u64> added;      // by address, what counters hold before, of 4 bytes
 };
 
 // How far an SM had come.
