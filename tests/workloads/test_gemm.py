@@ -73,8 +73,8 @@ FAULTS = [
     ("buffers released to the own block alone", PAIRS, PLAIN, "barrier_arrive_at(lane(), empty_of(i))", "barrier_arrive_at(cluster_rank(), empty_of(i))"),
     ("a buffer released before its products are done", PAIRS, PLAIN, "tiles.release(i - 1);", "tiles.release(i);"),
     ("the last step of a tile not released", PAIRS, PLAIN, "tiles.release(work.steps - 1);", ";"),
-    ("a block that ends before the other has released", PAIRS, PLAIN, "if (CLUSTER_BLOCKS > 1) cluster_sync();  // another", "// another"),
-    ("barriers reached before they are set up", PAIRS, PLAIN, "if (CLUSTER_BLOCKS > 1) cluster_sync();\n    else", ""),
+    ("a block that ends before the other has released", PAIRS, PLAIN, "if (MULTICAST) tiles.drain();", ""),
+    ("barriers reached before they are set up", PAIRS, PLAIN, "if (CLUSTER_BLOCKS > 1) cluster_begin();\n    else", ""),
     ("C staged where it is still read", PAIRS, PLAIN, "tma_store_wait<1>();", "tma_store_wait<2>();"),
     ("C staged where the last of an odd number is still read", ODD_SLABS, PLAIN, "SLABS % 2 == 1 && slab == 0", "false"),
     ("C not fenced before it leaves", PAIRS, PLAIN, "async_proxy_fence();\n        __syncwarp();\n        if (lane() == 0) {", "__syncwarp();\n        if (lane() == 0) {"),
@@ -86,7 +86,7 @@ FAULTS = [
     ("partial sums read before they are there", SPLIT, DECODE, "    cluster_sync();\n    if (cluster_rank() > 0) return", "    if (cluster_rank() > 0) return"),
     ("partial sums over tiles that are still multiplied", {**SPLIT, "consumers": 2}, DECODE, "named_barrier_sync(1, 128 * CONSUMERS);", ""),
     ("a step that two blocks do", SPLIT, DECODE, "part * share + min(part, left)", "part * share"),
-    ("a block that ends before its sums are read", SPLIT, DECODE, "if (CLUSTER_BLOCKS > 1) cluster_sync();  // another", "// another"),
+    ("a block that ends before its sums are read", SPLIT, DECODE, "cluster_sync();  // another", "// another"),
     ("partial sums of the third of four blocks lost", FOUR, DECODE, "block < SPLIT_K; ++block", "block < SPLIT_K; block += 2"),
     ("squares of tiles that lie too near", HILBERT, PLAIN, "square / squares_m * side", "square / squares_m"),
     ("squares of tiles one above the other", HILBERT, PLAIN, "square % squares_m * side", "square % squares_m"),
@@ -192,12 +192,15 @@ CONVERT, CUT = "__floats2bfloat162_rn(low, high)", "__uint_as_float(__float_as_u
 BYTE_FAULTS = [
     ("scales of the other row", BLOCKS, "i % 2 * 8;", "(i + 1) % 2 * 8;"),
     ("scales of the step before", BLOCKS, "load(step + TOGETHER);", "load(step + TOGETHER - 1);"),
-    ("scales of the same step for all four", BLOCKS, "lane() / 4 * 4 + step % TOGETHER", "lane() / 4 * 4"),
-    ("scales of the first columns", BLOCKS, "of_b + col / 128 * scales.blocks(scales.k)", "of_b"),
-    ("scales of columns left out", BLOCKS, "rows[i / 2][i % 2] * columns", "rows[i / 2][i % 2]"),
-    ("a step released before its products are done", BLOCKS, "wait_for<0>(part);\n            if (stripe == STRIPES - 1) tiles.release(i);", "if (stripe == STRIPES - 1) tiles.release(i);\n            wait_for<0>(part);"),
-    ("a step's products not waited for", BLOCKS, "wait_for<0>(part);", "warpgroup_fence_operand(part.d);"),
-    ("sums of a step added to those before", BLOCKS, "rows, columns, 0);", "rows, columns, i > 0);"),
+    ("scales of the same step for all four", BLOCKS, "lane() / 4 * 4 + step % 4", "lane() / 4 * 4"),
+    ("scales of the first four of eight steps", BLOCKS, "EACH == 1 || step % TOGETHER < 4", "true"),
+    ("scales of the first columns", BLOCKS, "of_b + (col * (last + 1) + block)", "of_b + block"),
+    ("scales of columns left out", BLOCKS, "rows[each][i / 2][i % 2] * columns[each]", "rows[each][i / 2][i % 2]"),
+    ("a step released before its products are done", BLOCKS, "wait_for<1>(sums);\n            tiles.release(i);", "tiles.release(i);\n            wait_for<1>(sums);"),
+    ("a step's products not waited for", BLOCKS, "wait_for<1>(sums);", "warpgroup_fence_operand(sums.d);"),
+    ("the last step's products not waited for", BLOCKS, "wait_for<0>(sums);\n            tiles", "warpgroup_fence_operand(sums.d);\n            tiles"),
+    ("sums of a step added to those before", BLOCKS, "begin_step(sums, tiles, i, first, 0);", "begin_step(sums, tiles, i, first, i > 1);"),
+    ("the next step's products in the same sums", BLOCKS, "add_beside(even, i + at, odd);", "add_beside(even, i + at, even);"),
     ("factors of rows and columns exchanged", ROWS, "__ldg(of_a + row)", "__ldg(of_b + min(row, n - 1))"),
     ("factors behind the bias", ROWS, "float(sum) * (row_scale * col_scale)", "float(sum)"),
     ("half of K", ROWS, "    k /= 2;\n", "    k /= 4;\n"),
@@ -215,6 +218,26 @@ BYTE_FAULTS = [
 def test_a_fault_planted_in_products_of_bytes_is_caught(kernel_gate, problem, old, new):
     gate = kernel_gate(problem)
     assert gate.refutes(gate.configuration(SMALL), old, new), "the fault escaped"
+
+
+RELEASE = "if (stripe == STRIPES - 1) tiles.release(i);"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (f"wait_for<0>(sums);\n                {RELEASE}", f"{RELEASE}\n                wait_for<0>(sums);"),
+        ("wait_for<0>(sums);\n                if", "warpgroup_fence_operand(sums.d);\n                if"),
+        ("first + stripe * 64, 0);", "first + stripe * 64, stripe > 0);"),
+        ("add(sums, i, stripe);", "add(sums, i, 0);"),
+    ],
+    ids=["released early", "not waited for", "added to those of the rows before", "scales of the first rows"],
+)
+def test_a_fault_planted_in_products_of_bytes_of_128_rows_is_caught(kernel_gate, old, new):
+    gate = kernel_gate(BLOCKS)
+    config = gate.configuration({"family": "wgmma", "tile_m": 128, "consumers": 1})
+    assert gate.refutes(config, old, new), "the fault escaped"
 
 
 @pytest.mark.parametrize("problem", [BLOCKS, ROWS, "grouped-gemm:rows=300+1,n264,k512,fp8_e4m3,b_nk,block_scales"])
@@ -316,10 +339,15 @@ def test_sums_of_fp8_that_the_tensor_cores_keep_are_refuted_by_the_machine_code(
     gate = kernel_gate("gemm:m1000,n768,k4096,fp8_e4m3,b_nk")
     config = gate.configuration(SMALL)
     good = gate.source(config)
-    text = good.text.replace("        Accumulator<COLUMNS, Part> part;\n", "")
-    text = text.replace("    turn.begin();\n", "    Accumulator<COLUMNS, Part> part;\n    turn.begin();\n")
-    text = text.replace("rows, columns, 0);", "rows, columns, i > 0);")
-    text = text.replace("            add_scaled(acc", "            if (i + 1 == work.steps) add_scaled(acc")
+    text = good.text
+    for old, new in (
+        ("StepSums even, odd;", "StepSums even;\n        StepSums& odd = even;"),
+        ("begin_step(sums, tiles, i, first, 0);", "begin_step(sums, tiles, i, first, i > 0);"),
+        ("wait_for<1>(sums);", "wait_for<0>(sums);"),
+        ("            add(sums, i, 0);", "            if (i + 1 == work.steps) add(sums, i, 0);"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
     plan = gate_plan(gate.space, gate.target, config)
     found = execute_source(gate, Source(text, good.entry, good.launch), plan)
     assert found.outcome is Outcome.INCORRECT and "long" in found.reason
