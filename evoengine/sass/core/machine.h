@@ -395,13 +395,13 @@ struct Launch {
 constexpr u64 MODEL_PRODUCTS = 4000;  // of warps, that a model forms
 constexpr u64 ALL_PRODUCTS = ~0ull;
 
-// Everything a step may touch. One per run.
 // What a cluster adds to a counter in global memory by atomics whose results it takes.
 struct Added {
   u64 sum = 0;
   int times = 0;
 };
 
+// Everything a step may touch. One per run.
 struct Machine {
   const Program* program = nullptr;
   Launch launch;
