@@ -103,7 +103,7 @@ FAULTS += [
     ("wgmma: a buffer given back while products run", SAME, PAIR, "tiles.release(i - 1);", "tiles.release(i);"),
     ("wgmma: filters of the first tile alone", POINTS, HALF, "work.first_col, (work.first_step", "0, (work.first_step"),
     ("wgmma: filters of the step before", SAME, PAIR, "(work.first_step + i) * TILE_K);", "max(work.first_step + i - 1, 0) * TILE_K);"),
-    ("wgmma: both consumers multiply the first rows", SAME, PAIR, "int first = (first_stripe + stripe) * 64;\n            auto", "int first = stripe * 64;\n            auto"),
+    ("wgmma: both consumers multiply the first rows", SAME, PAIR, "(first_stripe + stripe) * 64, 1)", "stripe * 64, 1)"),
     ("wgmma: outputs stored before they are in shared memory", OBLONG, WIDE, "        async_proxy_fence();\n        __syncwarp();\n        if (lane() == 0) {", "        if (lane() == 0) {"),
     ("wgmma: the end without the last stores", OBLONG, WIDE, "    if (lane() == 0) tma_store_wait<0>();\n}", "}"),
     ("wgmma: bias of the filter beside", OBLONG, WIDE, "to.bias_of(col + 1), row", "to.bias_of(col), row"),

@@ -77,7 +77,7 @@ def test_a_planted_fault_is_caught(kernel_gate, problem, old, new):
 
 
 ROUNDS = "varlen:h16,kv2,d64,bf16,causal,lens=512+37+2000"
-PERSISTENT = {"family": "wgmma", "schedule": "static", "tile_m": 128}
+PERSISTENT = {"family": "wgmma", "schedule": "static", "tile_m": 128, "load": "cp_async"}
 WGMMA_FAULTS = [
     # name, text of the good kernel, text of the broken one
     ("last round of persistent blocks lost", "return number() < total;", "return begun + int(gridDim.x) <= total;"),
