@@ -56,7 +56,7 @@ FAULTS = [
     ("ordinary arrival where copies are under way", BOTH, PLAIN, "copy_async_arrive(full_of(i));", "barrier_arrive(full_of(i));"),
     ("full barrier's parity off by one", BOTH, PLAIN, "barrier_wait(full_of(i), phase(i) % 2)", "barrier_wait(full_of(i), (phase(i) + 1) % 2)"),
     ("empty barrier's parity off by one", BOTH, PLAIN, "phase(i) % 2 ^ 1", "phase(i) % 2"),
-    ("empty barrier never waited for", BOTH, PLAIN, "barrier_wait(empty_of(i), phase(i) % 2 ^ 1);", ""),
+    ("empty barrier never waited for", BOTH, PLAIN, "barrier_wait(empty_of(i), phase(i) % 2 ^ 1);", ";"),
     ("empty barrier of K never waited for", [TMA], PLAIN, "tiles.k.acquire(tile);", "arrive_expect_tx(tiles.k.full_of(tile), TileK::BYTES);"),
     ("K and V swapped", [TMA], PLAIN, "(tiles.v, map_v, tile)", "(tiles.v, map_k, tile)"),
     ("place of V given back before it is read", [TMA], PLAIN, "wait_for<0>(o);\n        tiles.v.release(tile - 1);", "tiles.v.release(tile - 1);\n        wait_for<0>(o);"),
