@@ -302,8 +302,8 @@ def _of_one_wave(grid: Grid, first: Mapping[str, float], of: Callable[[int], Map
     """Return the work of a grid that runs as one wave.
 
     Its first cluster is taken for all of them, unless clusters are short and differ. Persistent ones differ by a tile
-    from some cluster on, and the last may have none. So the two neighbors that differ most are told apart by the
-    cluster midway between them, again and again.
+    from some cluster on, and the last may have none. So the interval whose ends differ most is bisected, up to
+    `MOST_SAMPLED` clusters.
     """
     if first["instructions"] > DYNAMIC or grid.clusters < 3:
         return _all_alike(first)

@@ -32,7 +32,7 @@ from evoengine.sandbox.untrusted import require_text
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool
 from evoengine.search.evaluators import CpuEvaluator, end_of
-from evoengine.search.pipeline import Pipeline, Rendered
+from evoengine.search.pipeline import Compiled, Pipeline, Rendered
 from evoengine.search.targets import spaces_of, target_of
 from evoengine.space.space import SearchSpace
 from evoengine.stages.profile import profile_without_gpu
@@ -158,7 +158,7 @@ class Proposals:
 
     def _finish(self, reached: Rendered, result: Evaluation | Rejection) -> None:
         end = end_of(result)
-        occupancy = self._pipeline.ended(reached, end).occupancy
+        occupancy = reached.occupancy if isinstance(reached, Compiled) else None
         self._ledger.finish(
             reached.trial, end.outcome, end.reason, occupancy, end.device, end.verdicts, end.figure, end.evidence
         )

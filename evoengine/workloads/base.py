@@ -307,8 +307,8 @@ class Workload(ABC, Generic[P]):
     """the program that launches candidates, if only it knows their launches and arguments"""
 
     def __eq__(self, other: object) -> bool:
-        """Compare by type: a workload without state is the same in every process, where it comes pickled."""
-        return type(self) is type(other)
+        """Compare types and attributes, as a worker process unpickles a workload with each task."""
+        return type(self) is type(other) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
         return hash(type(self))

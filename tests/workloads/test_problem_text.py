@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from evoengine.errors import UsageError
@@ -92,3 +94,12 @@ def test_a_text_that_is_no_problem_is_called_by_its_fault(text, said):
 def test_an_unknown_word_is_refused_with_the_nearest_known_one(wrong, near):
     with pytest.raises(UsageError, match=f"a part '{wrong}' .*; did you mean {near}\\?$"):
         parse_problem(f"gemm:m16,n16,k64,{wrong}")
+
+
+@pytest.mark.parametrize("workload", workloads().values(), ids=lambda workload: workload.name)
+def test_a_workload_equals_its_copy_from_another_process_and_no_other(workload):
+    copy = pickle.loads(pickle.dumps(workload))
+    assert copy == workload and hash(copy) == hash(workload)
+    assert sum(other == workload for other in workloads().values()) == 1
+    copy.state = "of its own"
+    assert copy != workload
