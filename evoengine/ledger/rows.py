@@ -35,6 +35,8 @@ from evoengine.records import (
     EMULATOR,
     EXECUTOR,
     L2,
+    UNKNOWN_POLICY,
+    AnyBaseline,
     Baseline,
     Binary,
     Candidate,
@@ -51,6 +53,7 @@ from evoengine.records import (
     Outcome,
     Policy,
     Profile,
+    RefusedBaseline,
     Run,
     Source,
     Verdict,
@@ -305,12 +308,17 @@ def most_trusted_kind(figures: Iterable[Measurement]) -> Kind:
 _BASELINE = ("name", "device", "median_us", "tflops")
 
 
-def baseline_values(baseline: Baseline) -> dict[str, object]:
+def baseline_values(baseline: AnyBaseline) -> dict[str, object]:
+    if isinstance(baseline, RefusedBaseline):
+        untimed: dict[str, object] = {"samples_us": [], "policy": asdict(UNKNOWN_POLICY)}
+        return untimed | named(baseline, ("name", "device", "reason"))
     stated = {"samples_us": numbers_to_json(baseline.samples_us), "policy": asdict(baseline.policy)}
     return named(baseline, _BASELINE) | stated
 
 
-def to_baseline(row: BaselineRow) -> Baseline:
+def to_baseline(row: BaselineRow) -> AnyBaseline:
+    if row.reason is not None:
+        return RefusedBaseline(row.name, row.device, row.reason, row.taken_at)
     samples, policy = numbers_from_json(row.samples_us), to_policy(row.policy)
     return Baseline(samples_us=samples, policy=policy, **named(row, (*_BASELINE, "taken_at")))
 

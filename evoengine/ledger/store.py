@@ -67,6 +67,7 @@ from evoengine.records import (
     KILLED,
     PENDING,
     RUNNING,
+    AnyBaseline,
     Baseline,
     Binary,
     Candidate,
@@ -310,11 +311,11 @@ class Ledger:
             return session.scalar(select(CandidateRow.id).limit(1)) is None
 
     @patient
-    def record_baseline(self, run: int, baseline: Baseline) -> None:
+    def record_baseline(self, run: int, baseline: AnyBaseline) -> None:
         with self.database.writing() as session:
             session.add(BaselineRow(run_id=run, taken_at=utc_now(), **rows.baseline_values(baseline)))
 
-    def baselines(self, run: int) -> list[Baseline]:
+    def baselines(self, run: int) -> list[AnyBaseline]:
         """Return the baselines of a run, oldest first."""
         return self._records(rows.to_baseline, BaselineRow, run_id=run)
 
@@ -335,12 +336,13 @@ class Ledger:
                 RunRow.gpu == this.gpu,
                 RunRow.device_id == this.device_id,
                 BaselineRow.name == baseline.name,
+                BaselineRow.reason.is_(None),
                 RunRow.imported_from.is_(None),
             )
         )
         with self.database.reading() as session:
             known = [rows.to_baseline(row) for row in session.scalars(like)]
-        times = [b.median_us for b in known if b.policy == baseline.policy]
+        times = [b.median_us for b in known if isinstance(b, Baseline) and b.policy == baseline.policy]
         return statistics.median(times or [baseline.median_us])
 
     @patient

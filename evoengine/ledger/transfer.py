@@ -16,7 +16,7 @@ from evoengine.ledger.integrity import row_checksum
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.rows import batches
 from evoengine.ledger.tables import Base, BaselineRow, CandidateRow, MeasurementRow, ProfileRow, RunRow, VerdictRow
-from evoengine.records import Baseline, Binary, Candidate, Measurement, Outcome, Profile, Run, Verdict, config_key
+from evoengine.records import AnyBaseline, Binary, Candidate, Measurement, Outcome, Profile, Run, Verdict, config_key
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
@@ -46,7 +46,7 @@ class RunHistory:
     """A run with its baselines and its finished candidates in their order."""
 
     run: Run
-    baselines: Sequence[Baseline]
+    baselines: Sequence[AnyBaseline]
     candidates: Iterable[CandidateHistory]
 
 

@@ -39,7 +39,7 @@ from evoengine.publish.imported import validate_run
 from evoengine.records import (
     RUNNING,
     UNKNOWN_POLICY,
-    Baseline,
+    AnyBaseline,
     Binary,
     Candidate,
     Device,
@@ -75,12 +75,12 @@ NOT_HERE = "exported while it ran"
 _OF_RUN = ("gpu", "problem", "sampler", "seed", "objectives", "command")
 _OF_CANDIDATE = ("trial", "run", "problem", "gpu", "reason", "device", "occupancy", "operator")
 
-_OLD_BASELINE = {"policy": asdict(UNKNOWN_POLICY)}
-"""fields that baselines lack which were stored before policies"""
+_OLD_BASELINE = {"policy": asdict(UNKNOWN_POLICY), "reason": None}
+"""fields that baselines lack which were stored before policies, or which were timed"""
 _OLD_VERDICT = {"coverage": None, "gate_version": None, "short_only": None}
 """fields that verdicts lack which were stored before versions of the gate"""
 
-Dated = TypeVar("Dated", Baseline, Verdict, Measurement, Profile)
+Dated = TypeVar("Dated", AnyBaseline, Verdict, Measurement, Profile)
 
 
 def to_t4(history: RunHistory) -> dict[str, Any]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from evoengine.devices.pool import BlockLaunch, BlockTrace
     from evoengine.workloads.coverage import Cell
+    from evoengine.workloads.packages import PackageBaseline
 
 Inputs = Mapping[str, "torch.Tensor"]
 """tensors by the names of the kernel's parameters"""
@@ -166,6 +167,21 @@ class Tensors(ABC, Generic[P]):
         The call raises RuntimeError if the library does not support the problem.
         """
         raise NotImplementedError
+
+    def outputs_of(self, problem: P, found: Any) -> Outputs:
+        """Return by name, in the shapes of the kernel's outputs, what a call of `baseline` returned.
+
+        They are compared with the reference before the baseline is timed. Those that it does not compute are left out.
+        """
+        return {}
+
+    def package_baselines(self) -> tuple[PackageBaseline[P], ...]:
+        """Return kernels of packages that need not be installed, which are baselines where they are."""
+        return ()
+
+    def as_baselines_see(self, problem: P, inputs: Inputs) -> Inputs:
+        """Return the inputs for which a baseline's outputs are right, if it computes some of the inputs itself."""
+        return inputs
 
     def library(self, problem: P, inputs: Inputs) -> Outputs:
         """Return all outputs of a whole problem computed by a library.

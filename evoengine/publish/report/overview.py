@@ -119,8 +119,8 @@ def _outcomes(session: Session, own: Select[int]) -> tuple[int, dict[tuple[str, 
 def _baselines(session: Session, problem: str, gpu: str) -> list[Baseline]:
     rows = select(BaselineRow).join(RunRow, RunRow.id == BaselineRow.run_id)
     of_target = rows.where(RunRow.problem == problem, RunRow.gpu == gpu).order_by(BaselineRow.id)
-    baselines = [to_baseline(row) for row in session.scalars(of_target)]
-    return list({(b.name, b.device, b.policy): b for b in baselines}.values())
+    found = [to_baseline(row) for row in session.scalars(of_target)]
+    return list({(b.name, b.device, b.policy): b for b in found if isinstance(b, Baseline)}.values())
 
 
 def _finalists(session: Session, own: Select[int]) -> list[Finalist]:
