@@ -28,8 +28,6 @@ from evoengine.records import PENDING, Config, KernelResources, Kind, Measuremen
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
 
-FIRST_BATCH = 100
-"""of those that are read from the last one back: mostly a page of them is shown"""
 _candidates = RowReader(
     CandidateRow, ("run_id", "problem", "gpu", "outcome", "config", "parents", "operator", "reason")
 )
@@ -72,28 +70,24 @@ class Trial:
     """dynamic and static, per block; None before it was rendered, and where resources were not asked for"""
 
 
-def read_trials(
-    reading: Reading, wanted: Select[Any], *, resources: bool, newest_first: bool = False, kind: Kind | None = None
-) -> Iterator[Trial]:
+def read_trials(reading: Reading, wanted: Select[Any], *, resources: bool, kind: Kind | None = None) -> Iterator[Trial]:
     """Yield trials in the order of their numbers.
 
     `wanted` selects from the candidates; with `resources` registers and shared memory are read too, with `kind` only
     figures of that kind.
     """
     listed = wanted.join(RunRow, RunRow.id == CandidateRow.run_id)
-    listed = listed.order_by(CandidateRow.id.desc() if newest_first else CandidateRow.id)
-    of_batch, size = listed, FIRST_BATCH if newest_first else BATCH
+    of_batch = listed = listed.order_by(CandidateRow.id)
     while True:
         with reading() as session:
             rows = session.execute(
-                of_batch.limit(size).with_only_columns(*_candidates.columns, RunRow.imported_from)
+                of_batch.limit(BATCH).with_only_columns(*_candidates.columns, RunRow.imported_from)
             ).all()
             trials = _trials(session, rows, resources, kind)
         yield from trials
-        if len(rows) < size:
+        if len(rows) < BATCH:
             return
-        last = trials[-1].trial
-        of_batch, size = listed.where(CandidateRow.id < last if newest_first else CandidateRow.id > last), BATCH
+        of_batch = listed.where(CandidateRow.id > trials[-1].trial)
 
 
 def read_numbered(

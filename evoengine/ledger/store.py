@@ -49,16 +49,12 @@ from evoengine.ledger.runs import (
 )
 from evoengine.ledger.schema import REVISIONS
 from evoengine.ledger.tables import (
-    Base,
     BaselineRow,
     BinaryRow,
     CandidateRow,
     HeartbeatRow,
-    MeasurementRow,
-    ProfileRow,
     RunRow,
     SourceRow,
-    VerdictRow,
 )
 from evoengine.ledger.transactions import Database, patient
 from evoengine.objectives import DEFAULT
@@ -81,7 +77,6 @@ from evoengine.records import (
     config_key,
 )
 
-Row = TypeVar("Row", bound=Base)
 Record = TypeVar("Record")
 CANDIDATE_BATCH = 200
 """candidates that are read together, with their sources"""
@@ -312,11 +307,11 @@ class Ledger:
     @patient
     def record_baseline(self, run: int, baseline: Baseline) -> None:
         with self.database.writing() as session:
-            session.add(BaselineRow(run_id=run, taken_at=utc_now(), **rows.baseline_values(baseline)))
+            session.add(BaselineRow(run_id=run, taken_at=utc_now(), **rows.record_values(baseline)))
 
     def baselines(self, run: int) -> list[Baseline]:
         """Return the baselines of a run, oldest first."""
-        return self._records(rows.to_baseline, BaselineRow, run_id=run)
+        return self._records(Baseline, run_id=run)
 
     @patient
     def long_run_us(self, run: int, baseline: Baseline) -> float:
@@ -339,7 +334,7 @@ class Ledger:
             )
         )
         with self.database.reading() as session:
-            known = [rows.to_baseline(row) for row in session.scalars(like)]
+            known = [rows.to_record(Baseline, row) for row in session.scalars(like)]
         times = [b.median_us for b in known if b.policy == baseline.policy]
         return statistics.median(times or [baseline.median_us])
 
@@ -429,19 +424,19 @@ class Ledger:
     @patient
     def record_verdict(self, trial: int, verdict: Verdict) -> None:
         with self.database.write_connection() as connection:
-            _insert_taken(connection, VerdictRow, trial, utc_now(), rows.verdict_values(verdict))
+            _insert_taken(connection, trial, utc_now(), verdict)
             update_standing(connection, trial)
 
     @patient
     def record_measurement(self, trial: int, measurement: Measurement) -> None:
         with self.database.write_connection() as connection:
-            _insert_taken(connection, MeasurementRow, trial, utc_now(), rows.measurement_values(measurement))
+            _insert_taken(connection, trial, utc_now(), measurement)
             update_standing(connection, trial)
 
     @patient
     def record_profile(self, trial: int, profile: Profile) -> None:
         with self.database.write_connection() as connection:
-            _insert_taken(connection, ProfileRow, trial, utc_now(), rows.profile_values(profile))
+            _insert_taken(connection, trial, utc_now(), profile)
 
     @patient
     def finish(
@@ -469,10 +464,9 @@ class Ledger:
         figure: Measurement | None,
     ) -> None:
         now = utc_now()
-        for verdict in verdicts:
-            _insert_taken(connection, VerdictRow, trial, now, rows.verdict_values(verdict))
-        if figure:
-            _insert_taken(connection, MeasurementRow, trial, now, rows.measurement_values(figure))
+        taken: list[Verdict | Measurement] = [*verdicts, *filter(None, [figure])]
+        for record in taken:
+            _insert_taken(connection, trial, now, record)
         self.database.finished.append(trial)
         if versions := [v.gate_version for v in verdicts if v.gate_version is not None]:
             end["gate_version"] = min(versions)
@@ -512,18 +506,17 @@ class Ledger:
         ranked: bool = False,
         outcomes: Collection[Outcome | None] = (),
         resources: bool = False,
-        newest_first: bool = False,
     ) -> Iterator[Trial]:
         """Yield what a list shows of each trial, in the order of their numbers, reading a batch at a time.
 
         `ranked` selects ranked trials, else `outcomes` those that ended so (None: unfinished). `resources` adds
-        registers and shared memory. `newest_first` reverses the order, for callers that stop early.
+        registers and shared memory.
         """
         named = [str(o) if o else PENDING for o in outcomes]
         if ranked:
             named = [str(o) for o in Outcome if o.ranked]
         wanted = narrowed(select(CandidateRow.id), Wanted(run, problem, gpu, named))
-        return read_trials(self.database.reading, wanted, resources=resources, newest_first=newest_first)
+        return read_trials(self.database.reading, wanted, resources=resources)
 
     def candidates_by_id(self, trials: Sequence[int]) -> Iterator[Candidate]:
         """Yield the candidates of these numbers, in their order and a batch at a time, without cubins."""
@@ -599,22 +592,24 @@ class Ledger:
     @patient
     def measurements(self, trial: int) -> list[Measurement]:
         """Return all figures of a candidate, of every kind, oldest first."""
-        return self._records(rows.to_measurement, MeasurementRow, candidate_id=trial)
+        return self._records(Measurement, candidate_id=trial)
 
     @patient
     def verdicts(self, trial: int) -> list[Verdict]:
         """Return all verdicts on a candidate, oldest first."""
-        return self._records(rows.to_verdict, VerdictRow, candidate_id=trial)
+        return self._records(Verdict, candidate_id=trial)
 
     def profile(self, trial: int) -> Profile | None:
         """Return the last profile taken."""
-        taken = self._records(rows.to_profile, ProfileRow, candidate_id=trial)
+        taken = self._records(Profile, candidate_id=trial)
         return taken[-1] if taken else None
 
-    def _records(self, to_record: Callable[[Row], Record], row: type[Row], **of: int) -> list[Record]:
+    def _records(self, kind: type[Record], **of: int) -> list[Record]:
         """Return the records of a run's or a trial's rows, oldest first."""
+        row = rows.ROW_OF[kind]
         with self.database.reading() as session:
-            return list(map(to_record, session.scalars(select(row).filter_by(**of).order_by(row.__table__.c.id))))
+            found = session.scalars(select(row).filter_by(**of).order_by(row.__table__.c.id))
+            return [rows.to_record(kind, each) for each in found]
 
     def _load(self, wanted: Select[CandidateRow], with_cubin: bool = False) -> list[Candidate]:
         with self.database.reading() as session:
@@ -640,10 +635,9 @@ def _insert_candidate(connection: Connection, candidate: NewCandidate) -> int:
     )
 
 
-def _insert_taken(
-    connection: Connection, row: type[Base], trial: int, now: datetime, values: Mapping[str, object]
-) -> None:
-    insert_row(connection, row, {"candidate_id": trial, "taken_at": now, **values})
+def _insert_taken(connection: Connection, trial: int, now: datetime, record: Verdict | Measurement | Profile) -> None:
+    values = {"candidate_id": trial, "taken_at": now, **rows.record_values(record)}
+    insert_row(connection, rows.ROW_OF[type(record)], values)
 
 
 def utc_now() -> datetime:
