@@ -61,7 +61,7 @@ print("committed", flush=True)
 with ledger.database.writing() as session:
     session.add(VerdictRow(candidate_id=trial, taken_at=datetime.now(UTC), **record_values(a_verdict())))
     session.flush()
-    print("under way", flush=True)
+    print("in flight", flush=True)
     sys.stdin.readline()
 """
 
@@ -107,7 +107,7 @@ def killed_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
     with writer(folder / "killed.db", STOPS_MID_WAY) as process:
         assert process.stdout.readline() == "committed\n"
-        assert process.stdout.readline() == "under way\n"
+        assert process.stdout.readline() == "in flight\n"
     assert process.returncode == -signal.SIGKILL
     return folder
 
