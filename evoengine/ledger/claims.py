@@ -110,8 +110,7 @@ class Claims:
             .join(RunRow, RunRow.id == CandidateRow.run_id)
             .where(CandidateRow.id.in_(trials), CandidateRow.outcome.is_(None), RunRow.status == RUNNING)
         )
-        with self.database.reading() as session:
-            return set(trials) - set(session.scalars(in_flight))
+        return set(trials) - {trial for (trial,) in self.database.rows(in_flight)}
 
     @patient
     def take_over(self, key: str, original: int, trial: int, *, timed: bool) -> Outcome:

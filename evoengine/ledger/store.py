@@ -244,8 +244,7 @@ class Ledger:
         """Return how many trials of a run count: judged, and no duplicates."""
         counting = [str(o) for o in Outcome if o.judged and o is not Outcome.DUPLICATE]
         of_run = select(func.count()).where(CandidateRow.run_id == run, CandidateRow.outcome.in_(counting))
-        with self.database.reading() as session:
-            return session.scalars(of_run).one()
+        return int(self.database.scalar(of_run))
 
     def seconds_spent(self, run: int) -> float:
         """Return the seconds that the processes of a run have taken so far."""
@@ -301,8 +300,7 @@ class Ledger:
 
     def is_empty(self) -> bool:
         """Return whether the ledger holds no trial."""
-        with self.database.reading() as session:
-            return session.scalar(select(CandidateRow.id).limit(1)) is None
+        return self.database.scalar(select(CandidateRow.id).limit(1)) is None
 
     @patient
     def record_baseline(self, run: int, baseline: Baseline) -> None:
@@ -485,8 +483,7 @@ class Ledger:
         found = self._load(select(CandidateRow).where(CandidateRow.id == trial), with_cubin)
         if found:
             return found[0]
-        with self.database.reading() as session:
-            first, last = session.execute(select(func.min(CandidateRow.id), func.max(CandidateRow.id))).one()
+        [(first, last)] = self.database.rows(select(func.min(CandidateRow.id), func.max(CandidateRow.id)))
         if last is None:
             raise NothingFound(f"the ledger holds no trial yet: {hint('search', db=self.db)} fills it")
         raise UsageError(f"there is no trial {trial}: the ledger's are numbered {first} to {last}")
@@ -525,9 +522,7 @@ class Ledger:
 
     def count(self, problem: str | None = None, gpu: str | None = None, *, run: int | None = None) -> int:
         """Return how many trials there are, narrowed by what is given."""
-        with self.database.reading() as session:
-            counted = narrowed(select(func.count(CandidateRow.id)), Wanted(run, problem, gpu))
-            return session.scalars(counted).one()
+        return int(self.database.scalar(narrowed(select(func.count(CandidateRow.id)), Wanted(run, problem, gpu))))
 
     def ancestors(self, trial: int) -> dict[int, Trial]:
         """Return a trial and all that it came from, of the same problem and GPU, by number."""
@@ -562,8 +557,7 @@ class Ledger:
         """Return whose kernel each trial of a run has, in their order."""
         columns = (CandidateRow.id, CandidateRow.source_sha256, CandidateRow.taken_from)
         of_run = select(*columns).where(CandidateRow.run_id == run).order_by(CandidateRow.id)
-        with self.database.reading() as session:
-            return {trial: Origin(sha256, taken_from) for trial, sha256, taken_from in session.execute(of_run)}
+        return {trial: Origin(sha256, taken_from) for trial, sha256, taken_from in self.database.rows(of_run)}
 
     def source_text(self, sha256: str) -> str | None:
         """Return the text of a source; None if it was pruned."""
@@ -574,9 +568,7 @@ class Ledger:
     def is_pruned(self, trial: int) -> bool:
         """Return whether the trial had a source that `evoengine db prune` deleted."""
         of_trial = select(SourceRow.sha256).join(CandidateRow, CandidateRow.source_sha256 == SourceRow.sha256)
-        with self.database.reading() as session:
-            pruned = of_trial.where(CandidateRow.id == trial, SourceRow.packed.is_(None))
-            return session.scalar(pruned) is not None
+        return self.database.scalar(of_trial.where(CandidateRow.id == trial, SourceRow.packed.is_(None))) is not None
 
     def finished_trials(self, run: int | None = None) -> dict[int, list[int]]:
         """Return by run its trials that have ended, in their order; of one run or of all."""
@@ -584,9 +576,8 @@ class Ledger:
         if run is not None:
             ended = ended.where(CandidateRow.run_id == run)
         trials: dict[int, list[int]] = {}
-        with self.database.reading() as session:
-            for run, trial in session.execute(ended.order_by(CandidateRow.id)):
-                trials.setdefault(run, []).append(trial)
+        for run, trial in self.database.rows(ended.order_by(CandidateRow.id)):
+            trials.setdefault(run, []).append(trial)
         return trials
 
     @patient
