@@ -78,7 +78,7 @@ def test_the_first_candidates_are_compiled_while_the_baselines_are_timed(numbere
 
 
 def test_each_candidate_that_ends_lets_another_be_compiled_however_many_wait_for_the_device(numbered):
-    """The device holds each back until what may be under way has been compiled beside all that ended."""
+    """The device holds each back until what may be in flight has been compiled beside all that ended."""
     compiled = numbered.folder / "compiled"
     compiled.write_text("0")
     held_back = functools.partial(faulty_device.measure_when_the_lead_is_there, str(compiled))

@@ -168,7 +168,7 @@ def test_a_space_too_large_to_hold_is_led_too(space, monkeypatch):
 
 @pytest.mark.parametrize("expected", [evolution.N_PRIOR_ROWS, 0])
 def test_what_a_prior_expects_to_be_fast_is_in_the_pool_of_a_large_space(space, monkeypatch, expected):
-    """The best is many knobs from all that is tried, and its prediction comes when the search is under way."""
+    """The best is many knobs from all that is tried, and its prediction comes after the search has begun."""
     for name, value in (("ENUMERABLE", 10), ("N_RANDOM", 2), ("N_CROSSED", 1)):
         monkeypatch.setattr(prior, name, value)
     monkeypatch.setattr(evolution, "N_PRIOR_ROWS", expected)

@@ -85,7 +85,7 @@ double Timing::dram_latency() const {
   return rates.dram_latency * (1 + rates.dram_loaded_delay * use * use);
 }
 
-// Whether the sectors just asked for are under way from the DRAM, for this SM or for others that ask for the same at
+// Whether the sectors just asked for are in flight from the DRAM, for this SM or for others that ask for the same at
 // the same time.
 bool Timing::misses_l2(Sm& sm, int allocation, double sectors) {
   bool local = size_t(allocation) >= request.traffic.size();
