@@ -41,7 +41,7 @@ class Tally:
 
 
 def judgement(subject: Subject, mutant: Mutant, known: dict[str, str]) -> str:
-    said = known.get(f"{subject.name}: {mutant}", "open")
+    said = known.get(f"{subject.name}: {mutant.text}", "open")
     return next(j for j in JUDGEMENTS if said.startswith(j))
 
 

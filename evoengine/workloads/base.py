@@ -139,10 +139,10 @@ class Tensors(ABC, Generic[P]):
         """
 
     def nudged(self, case: Case[P], inputs: Inputs) -> Outputs | None:
-        """Return float64 outputs from inputs that are each half a float32 spacing off; None if unknown.
+        """Return float64 outputs that are off by as much as float32 alone may cause; None if unknown.
 
-        No computation in float32 can be expected to avoid this difference. An integer output is not compared if it
-        differs.
+        Inputs are each half a spacing off, or sums have the deviation that the roundings of their terms have. An
+        integer output is not compared if it differs.
         """
         return None
 

@@ -37,6 +37,8 @@ MOST_WORK = 1 << 20
 """limit of a case's cost, elements of tensors plus a quarter of the operations: tens of milliseconds in the emulator"""
 FLOAT_PATTERNS = ("zeros", "one-hot", "large", "negative", "ties")
 """patterns that replace the draw of `random` floating-point inputs"""
+SPECIAL_PATTERN = "special"
+"""the pattern that draws NaN and infinities, for references that tell these from numbers"""
 INTEGER_PATTERN = "ends"
 """the pattern that draws integers from the ends of their ranges, and equal or nearly equal booleans"""
 WIDE_PATTERN = "wide"
@@ -125,6 +127,7 @@ def patterns(definition: Definition, problem: FolderProblem) -> tuple[str, ...]:
     wide = any(item.dtype in WIDE and kind == "random" for item, kind in drawn)
     return (
         *(FLOAT_PATTERNS if floats else ()),
+        *((SPECIAL_PATTERN,) if floats and definition.tells_special_values else ()),
         *((INTEGER_PATTERN,) if integers else ()),
         *((WIDE_PATTERN,) if wide else ()),
     )

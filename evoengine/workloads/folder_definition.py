@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -27,10 +28,12 @@ SCALARS: dict[str, Callable[[Any], Any]] = {
     "fp32": np.float32, "fp64": np.float64, "int32": np.int32, "int64": np.int64,
 }  # fmt: skip # a table
 """dtype of a value that is passed directly → its type"""
-PATTERNS = ("normal", "zeros", "one-hot", "large", "negative", "ties", "ends", "wide")
+PATTERNS = ("normal", "zeros", "one-hot", "large", "negative", "ties", "special", "ends", "wide")
 """draws of a gate case that apply to all floating-point inputs, or to all integers and booleans (`ends`, `wide`)"""
 WIDE = {"int64": (64, 40), "int32": (32, 20), "int16": (16, 12), "uint8": (8,)}
 """dtype → bits of `random` integers in the pattern `wide`: all of them, and fewer if outputs leave their range"""
+_SPECIAL = re.compile(r"nan_to_num|nan[a-z]+|is(nan|inf|finite|neginf|posinf)")
+"""functions by which a reference tells NaN and infinities from numbers; `nan` itself is a value"""
 OTHER_SCALAR = 0.75
 """factor of by-value floating-point inputs in the case with other ones: a probability or a scale stays one"""
 
@@ -199,6 +202,11 @@ class Definition:
         """Return whether a kernel takes a nonzero floating-point number by value, which a case can change."""
         return any(True for _ in self._others(problem))
 
+    @property
+    def tells_special_values(self) -> bool:
+        """Return whether the reference calls a function for NaN or infinities, such as `nan_to_num` or `isinf`."""
+        return self.kernel_reference is None and _names_special_values(self.reference)
+
     def _others(self, problem: FolderProblem) -> Iterator[tuple[str, float]]:
         draws = self.examples[problem.example].draws
         held = {part for rule in self.structs for part in rule.names}
@@ -206,6 +214,12 @@ class Definition:
             is_passed = item.name in self.all_parameters or item.name in held
             if item.shape is None and item.dtype in ("fp32", "fp64") and is_passed and draws[item.name].value:
                 yield item.name, float(draws[item.name].value or 0) * OTHER_SCALAR
+
+
+@lru_cache(maxsize=8)
+def _names_special_values(text: str) -> bool:
+    names = (str(getattr(node, "attr", getattr(node, "id", ""))) for node in ast.walk(ast.parse(text)))
+    return any(_SPECIAL.fullmatch(name) for name in names)
 
 
 def whole(expression: Expression, sizes: Mapping[str, Any]) -> int:

@@ -137,6 +137,8 @@ class FolderTensors(Tensors[FolderProblem]):
         With wide integers they are less than a quarter of their dtype's range, or the same with 64-bit integers: this
         distinguishes them from those that wrapped around or were cut off by a conversion.
         """
+        if case.draw == "special":
+            return True
         if case.draw == "ties" and not runs_torch(self._definition):
             return False  # it is unknown which ties roundings may decide
         try:
@@ -174,7 +176,7 @@ class FolderTensors(Tensors[FolderProblem]):
             if case.draw == "wide" and draw.kind == "random" and item.dtype in WIDE:
                 values = _wide_integers(item, values, generator, int(strength))
             elif case.draw == "ties" and draw.kind == "random" and values.is_floating_point():
-                values = (values * 2).round() / 2  # equal values, values halfway between integers, zeros of both signs
+                values = _tied(values, generator)
             elif draw.kind == "random" and values.is_floating_point():
                 values = SHAPED.get(case.draw, _as_drawn)(values, generator) * (1 if case.draw == "wide" else strength)
             found[item.name] = values.to(TORCH_DTYPES[item.dtype]).contiguous()
@@ -363,6 +365,25 @@ def _as_drawn(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return values
 
 
+def _tied(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return half of the values as multiples of a half: equal ones, some halfway between integers, zeros of both signs.
+
+    The others are multiples of other powers of two, some of which a factor makes halfway between integers.
+    """
+    powers = 2.0 ** torch.randint(-5, 3, values.shape, generator=generator, device=values.device)
+    other = torch.randint(2, values.shape, generator=generator, device=values.device) > 0
+    spacing = torch.where(other, powers.to(values.dtype), 0.5)
+    return torch.where(other, (4 * values).round(), (2 * values).round()) * spacing
+
+
+def _special(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Replace one value in sixteen by NaN, one by infinity and one by minus infinity."""
+    kind = torch.randint(16, values.shape, generator=generator, device=values.device)
+    for number, special in enumerate((torch.nan, torch.inf, -torch.inf)):
+        values = torch.where(kind == number, special, values)
+    return values
+
+
 def _one_hot(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Keep one element of each row as drawn, and set all others to zero."""
     if values.dim() == 0:
@@ -376,4 +397,5 @@ SHAPED: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
     "zeros": lambda values, generator: values * 0,  # zeros of both signs
     "one-hot": _one_hot,
     "negative": lambda values, generator: -values.abs(),
+    "special": _special,
 }

@@ -52,7 +52,12 @@ class Mutant:
     source: Source
 
     def __str__(self) -> str:
-        return f"{self.operator} at line {self.line}: {_short(self.was)} → {_short(self.now)}"
+        return f"{self.text} (line {self.line})"
+
+    @property
+    def text(self) -> str:
+        """The fault without its line, which every change above it moves."""
+        return f"{self.operator}: {_short(self.was)} → {_short(self.now)}"
 
 
 def _short(text: str) -> str:

@@ -402,7 +402,35 @@ extern "C" __global__ void raised(int* x, int n) {
     more={"inout": ["x"]}, draws={"x": {"type": "integers", "low": 0, "high": 9}},
 )  # fmt: skip
 
+SCALED = OwnKernel(
+    "scaled", {"n": 50000}, {"x": "float32[n]", "s": "float32"}, {"q": "int8[n]"},
+    "return torch.clamp(torch.round(x * s), -128, 127).to(torch.int8)", {"BLOCK": [128, 64]}, ["BLOCK"], ["ceil_div(n, BLOCK)"], """
+extern "C" __global__ void scaled(const float* x, float s, signed char* q, int n) {
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) q[i] = (signed char)max(-128, min(127, __float2int_rn(x[i] * s)));
+}
+""",
+    (("a half is rounded away from zero", "__float2int_rn(x[i] * s)", "(int)roundf(x[i] * s)"),
+     ("a half is rounded up", "__float2int_rn(x[i] * s)", "__float2int_rd(x[i] * s + 0.5f)"),
+     ("the least is -127", "max(-128", "max(-127"),
+     ("numbers beyond the range wrap around", "max(-128, min(127, __float2int_rn(x[i] * s)))", "__float2int_rn(x[i] * s)")),
+    draws={"s": {"type": "scalar", "value": 4.0}},
+)  # fmt: skip
+
+NO_NAN = OwnKernel(
+    "no_nan", {"n": 50000}, {"x": "float32[n]"}, {"y": "float32[n]"}, "return torch.nan_to_num(x, nan=0.0, posinf=1e4, neginf=-1e4)",
+    {"BLOCK": [128, 64]}, ["BLOCK"], ["ceil_div(n, BLOCK)"], """
+extern "C" __global__ void no_nan(const float* x, float* y, int n) {
+    int i = blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) y[i] = isnan(x[i]) ? 0.0f : isinf(x[i]) ? copysignf(1e4f, x[i]) : x[i];
+}
+""",
+    (("NaN stays", "isnan(x[i]) ? 0.0f : ", ""),
+     ("minus infinity becomes positive", "copysignf(1e4f, x[i])", "1e4f"),
+     ("infinities stay", "isinf(x[i]) ? copysignf(1e4f, x[i]) : ", "")),
+)  # fmt: skip
+
 KERNELS = (
     IN_PLACE, COLUMN_SUM, ROW_SUMS, SERIAL_SUMS, COUNTED_SUMS, ROW_SCALE, IN_FOURS, LONG_SUM, NIBBLES, BYTES, AXPY, LARGER, MASKED_SOFTMAX, DOUBLED, INVERSE,
-    LOGARITHM, OVER_HALF, QUANTISED, SIGNS, MEANS, RUNNING, NEGATED, POSITIVE, RAISED,
+    LOGARITHM, OVER_HALF, QUANTISED, SIGNS, MEANS, RUNNING, NEGATED, POSITIVE, RAISED, SCALED, NO_NAN,
 )  # fmt: skip

@@ -44,6 +44,7 @@ FAULTS = [
     ("cp.async waited for too laxly", DEEP, PLAIN, "pipeline_wait<STAGES - 2>();", "pipeline_wait<STAGES - 1>();"),
     ("stage reused while it is read", DEEP, PLAIN, "load(i + STAGES - 1);", "load(i + STAGES);"),
     ("tail of K one element too far", SINGLE, ODD, "left = k - i * TILE_K;", "left = k - i * TILE_K + 1;"),
+    ("a ninth element of each chunk", {**MMA, "layout": "swizzle"}, ODD, "for (int e = 0; e < 8; ++e) place[e]", "for (int e = 0; e <= 8; ++e) place[e]"),
     ("tail of K left out", WGMMA, PLAIN, "steps = ceil_div(k, TILE_K);", "steps = k / TILE_K;"),
     ("a row too many", WGMMA, PLAIN, "row < m &&", "row <= m &&"),
     ("an element behind an odd row", SINGLE, ODD, "if (col + 1 < to.n) place[1]", "place[1]"),

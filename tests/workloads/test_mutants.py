@@ -27,5 +27,5 @@ def test_a_mutant_is_rejected_or_judged(tmp_path, name, seed):
     config, arch = subject.configuration(seed), subject.target.gpu.arch
     source = render(subject.target, subject.space, config, asset("templates"))
     made = list(mutants(source, arch, compile_source(source, arch), 4, seed))
-    passed = [f"{name}: {m}" for m, binary in made if survives(subject, config, m, binary, seed)]
+    passed = [f"{name}: {m.text}" for m, binary in made if survives(subject, config, m, binary, seed)]
     assert len(made) == 4 and [mutant for mutant in passed if mutant not in known] == []

@@ -55,7 +55,8 @@ def test_a_right_kernel_passes_with_other_knobs(tmp_path, kernel, seed):
 # with the launch before, a tail of two, wide integers, other scalars, bytes that are not truth values, NaN and infinities
 # of the reference, static memory that a bulk copy reads, shared memory that is zero in a later launch, equal values in
 # one thread, a value at a threshold, minus zero, integers near the end of their range, a later turn over these, late
-# blocks of integers that return, and late blocks that leave a tensor as it was
+# blocks of integers that return, late blocks that leave a tensor as it was, values that a factor makes halfway between
+# integers, and NaN where the reference has a number for it
 FAST = (
     "argmax-columns beyond 4,096 are not looked at-7",
     "histogram-the counter is never reset-7",
@@ -81,6 +82,8 @@ FAST = (
     "running-what is carried leaves 32 bits-7",
     "negated-a third of the late blocks return-7",
     "positive-late blocks leave a quarter-7",
+    "scaled-a half is rounded away from zero-7",
+    "no_nan-NaN stays-7",
 )
 
 

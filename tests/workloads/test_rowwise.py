@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from evoengine.errors import UsageError
+from evoengine.stages.verify import compare
 from evoengine.workloads import parse_problem
 from evoengine.workloads.base import Case
 from evoengine.workloads.rowwise import OPERATORS, RowwiseProblem
@@ -150,6 +151,29 @@ def test_a_label_that_is_no_column_has_no_loss_and_a_masked_one_an_infinite():
     labels = torch.tensor([-100, -1, 4, 3, 2], dtype=torch.int32)
     loss = workload.tensors().reference(problem, {"x": x, "labels": labels})["loss"]
     assert loss[:3].tolist() == [0.0, 0.0, 0.0] and loss[3].isinf() and 0 < float(loss[4]) < 1
+
+
+def running_means(rows, run=64):
+    """Means of rows as threads in turn merge those of their runs of columns, in float32."""
+    mean = np.zeros(len(rows), np.float32)
+    for count, first in enumerate(range(0, rows.shape[1], run)):
+        own = rows[:, first : first + run].mean(1, dtype=np.float64).astype(np.float32)
+        mean += (own - mean) * np.float32(1 / (count + 1))
+    return torch.from_numpy(mean)[:, None]
+
+
+@pytest.mark.parametrize(("off", "right"), [(0.0, True), (1e-4, False)])
+def test_a_mean_may_have_the_roundings_of_any_order_and_no_more(off, right):
+    """Rows of a mean of 100: the error of the measure's own mean is near zero in some row of every few cases."""
+    workload, problem = parse_problem("rowwise:layer_norm,rows40,hidden2048,fp32")
+    found = []
+    for seed in range(10):
+        drawn = workload.tensors().draw(case := Case("own rows", problem, "extreme rows"), seed)
+        x, weight, bias = (drawn.inputs[name] for name in ("x", "weight", "bias"))
+        centred = x - running_means(x.numpy()) * (1 + off)
+        y = centred / (centred.square().mean(1, keepdim=True) + problem.of.eps).sqrt() * weight + bias
+        found.append(compare(workload, case, drawn, {"y": y}, seed).correct)
+    assert found == [right] * 10
 
 
 def test_samples_are_rows_of_the_whole_problem():
