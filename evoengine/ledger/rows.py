@@ -155,9 +155,9 @@ def to_record(kind: type[T], row: Any) -> T:
     return kind(**values, **({"whole": not row.short_only} if kind is Verdict else {}))
 
 
-def to_baseline(row: BaselineRow) -> AnyBaseline:
-    """Return the record of a baseline that was timed, or of one that was refused."""
-    return to_record(Baseline if row.reason is None else RefusedBaseline, row)
+def to_baseline(row: Any) -> AnyBaseline:
+    """Return the record of a baseline that was timed, or of one that was refused; see `to_record`."""
+    return to_record(Baseline, row) if row.reason is None else to_record(RefusedBaseline, row)
 
 
 _BINARY = select(BinaryRow.id).where(

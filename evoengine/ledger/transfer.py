@@ -27,7 +27,7 @@ NOT_TAKEN_OVER = ("id", "device", "trials", "seconds", "conditions")
 """of a run: no search goes on with one of another ledger"""
 _WRITTEN = (CandidateRow, VerdictRow, ProfileRow, MeasurementRow)
 """tables in an order in which what a row refers to is there before it"""
-Taken = TypeVar("Taken", Verdict, Measurement, Profile, Baseline)
+Taken = TypeVar("Taken", Verdict, Measurement, Profile)
 _TRIAL = re.compile(r"\btrial (\d+)\b")
 
 
@@ -59,7 +59,7 @@ def read_run(ledger: Ledger, number: int) -> RunHistory:
     with ledger.database.reading() as session:
         return RunHistory(
             rows.to_run(session.get_one(RunRow, number)),
-            _records(Baseline, session.scalars(of_run)),
+            [rows.to_baseline(row) for row in session.scalars(of_run)],
             [_history(row) for row in session.scalars(finished.options(*whole).order_by(CandidateRow.id))],
         )
 

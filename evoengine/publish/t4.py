@@ -27,6 +27,7 @@ from evoengine.ledger.rows import (
     most_trusted,
     most_trusted_kind,
     record_values,
+    to_baseline,
     to_record,
 )
 from evoengine.ledger.transfer import CandidateHistory, RunHistory
@@ -134,7 +135,7 @@ def from_t4(data: Mapping[str, Any]) -> RunHistory | None:
         kernel=described.get("kernel"),
         **{name: described[name] for name in _OF_RUN},
     )
-    baselines = _from_dated(Baseline, [_OLD_BASELINE | b for b in described["baselines"]])
+    baselines = [to_baseline(_row(_OLD_BASELINE | b)) for b in described["baselines"]]
     history = RunHistory(run, baselines, [_record(r["evoengine"]) for r in results])
     validate_run(history)
     return history
@@ -165,7 +166,12 @@ def _with_dates(found: Iterable[Dated]) -> list[dict[str, object]]:
 
 
 def _from_dated(kind: type[Dated], found: Iterable[Mapping[str, Any]]) -> list[Dated]:
-    return [to_record(kind, SimpleNamespace(**{**d, "taken_at": _moment(d, "taken_at")})) for d in found]
+    return [to_record(kind, _row(d)) for d in found]
+
+
+def _row(d: Mapping[str, Any]) -> SimpleNamespace:
+    """Return what a row of the ledger would have as attributes."""
+    return SimpleNamespace(**{**d, "taken_at": _moment(d, "taken_at")})
 
 
 def _result(record: CandidateHistory, kind: Kind) -> dict[str, Any]:
