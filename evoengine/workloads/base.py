@@ -76,6 +76,9 @@ AnyCase = Case[Any]
 """a case of a workload that the engine does not know"""
 
 
+FLOAT32_EPS = 2.0**-23
+
+
 @dataclass(frozen=True, slots=True)
 class Tolerance:
     """The allowed error of an output against the float64 reference.
@@ -87,9 +90,15 @@ class Tolerance:
 
     own: float = 2.0
     roundings: float = 1.0
+    wide_roundings: float | None = None
+    """likewise of outputs in fp32 and fp64; None: as `roundings`"""
     rtol: float | None = None
     atol: float | None = None
     matched: float = 1.0
+
+    def spacings(self, eps: float) -> float:
+        """Return how many spacings an output may be off whose dtype has numbers `eps` apart at 1."""
+        return self.roundings if self.wide_roundings is None or eps > FLOAT32_EPS else self.wide_roundings
 
 
 @dataclass(frozen=True, slots=True)
