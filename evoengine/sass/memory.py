@@ -29,7 +29,7 @@ BEYOND, FEWEST_BEYOND = 2.0, 16
 """where the beginnings of clusters do not reach such an allocation, beginnings of so many times the instructions until
 then are surveyed for it, of a multiple of so many clusters, as what half of them touch tells how it grows"""
 ONE_SWEEP = 1.5
-"""over an allocation, as the steps of its blocks add up; what comes back to its begin takes two"""
+"""over an allocation, as the steps of its blocks add up; what comes back to its beginning takes two"""
 SECTOR = 32
 
 
@@ -136,7 +136,7 @@ class _Surveyed:
         """Return the bytes of each allocation, from its first to its last, among which one wave's loads lie.
 
         Where waves move on through an allocation once, as a stencil's do, later waves find what they load again within
-        these bytes; where they come back to its begin, within all of it. The step is that from the surveyed half to
+        these bytes; where they come back to its beginning, within all of it. The step is that from the surveyed half to
         the other.
         """
         t, half, wave = self.touched, self.surveyed // 2, self.wave
