@@ -519,7 +519,7 @@ class _Reader:
         return Tolerance(
             own=entry.get("own", 2.0),
             roundings=entry.get("roundings", 1.0),
-            wide_roundings=entry.get("roundings", IN_FLOAT32_ROUNDINGS),
+            wide_roundings=None if "roundings" in entry else IN_FLOAT32_ROUNDINGS,
             rtol=entry.get("rtol"),
             atol=entry.get("atol"),
             matched=matched,
