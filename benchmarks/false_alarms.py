@@ -53,6 +53,7 @@ PROBLEMS = (
     "conv2d:n2,c24,h19,w21,k40,r3,s3,pad1,fp16,bias_relu", "conv2d:n1,c64,h30,w30,k64,r3,s3,stride2,dilation2,bf16",
     "rowwise:softmax,rows77,hidden5000,bf16", "rowwise:layer_norm,rows33,hidden2056,fp16",
     "rowwise:cross_entropy,rows19,hidden32000,bf16", "rowwise:silu_mul,rows50,hidden1408,fp32",
+    "rowwise:layer_norm,rows40,hidden520,fp32",
     "rowwise:rope,rows300,hidden512,d128,positions4096,fp16", "rowwise:rms_norm,rows2,hidden16384,bf16",
 )  # fmt: skip
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from evoengine import workloads
 from evoengine.gpu import find_gpu
 from evoengine.records import Outcome, Plans
 from evoengine.search.evaluators import full_plan, gate_plan
 from evoengine.space.space import load_space
-from tests.support.exhaustive import representatives
-from tests.support.kernel_gate import emulate
+from evoengine.stages.compile import compile_source
+from tests.support.exhaustive import planted, representatives
+from tests.support.kernel_gate import emulate, execute
 
 # 2^32 elements in each tensor: 8.6 GB
 HUGE = "b16,h128,s32768,d64,fp16"
@@ -138,6 +140,38 @@ def test_the_good_kernel_beside_it_passes(attention_gate, config, problem):
     verdict = judge(gate, config, gate.source(config))
     assert verdict.correct, verdict.reason
     assert verdict.cases
+
+
+PRODUCTS = [
+    # name, configuration, problem, text of the good kernel, text of the broken one
+    ("w4a16, C in 32 bits", MMA, "w4a16:m70000,n40000,k256,fp16", "(long long)row * to.n + col", "row * to.n + col"),
+    ("w4a16, C in 32 bits", {"family": "wgmma"}, "w4a16:m70000,n40000,k256,fp16", "(long long)row * to.n + col", "row * to.n + col"),
+    ("w4a16, A in 32 bits", MMA, "w4a16:m600000,n512,k4096,fp16", "a + (long long)work.first_row * k", "a + work.first_row * k"),
+    ("w4a16, tiles of columns in 8 bits", {"family": "mma", "split_k": 1, "stream_steps": 0}, "w4a16:m16,n40000,k1024,fp16", "qweight + (long long)(first_k / 8) * n + work.first_col", "qweight + (long long)(first_k / 8) * n + work.first_col % 32768"),
+    ("groups, C in 32 bits", {"family": "wgmma"}, "grouped-gemm:rows=40000+50000+3,n40000,k64,bf16,b_nk", "(long long)work.begin * n", "work.begin * n"),
+    ("groups, a tile's begin in 16 bits", MMA, "grouped-gemm:rows=40000+50000+3,n1024,k64,bf16,b_nk", "(long long)work.begin * n", "(long long)(unsigned short)work.begin * n"),
+]  # fmt: skip
+
+
+@planted(("wanted", "problem", "old", "new"), PRODUCTS, "w4a16, C")
+def test_a_fault_of_a_product_is_caught_in_machine_code(kernel_gate, wanted, problem, old, new):
+    gate = kernel_gate(problem)
+    config = gate.configuration(wanted)
+    plans = Plans([], (), full_plan(gate.space, gate.target, config))
+    for source, right in ((gate.source(config), True), (gate.doctored(config, old, new), False)):
+        found = execute(gate.target.workload, source, compile_source(source, gate.target.gpu.arch), plans, seed=7)
+        assert found.correct == right, found.reason or "the fault escaped"
+        assert found.cases
+
+
+@pytest.mark.parametrize("name", sorted(workloads.workloads()))
+def test_each_family_of_each_workload_is_judged_at_full_size(kernel_gate, name):
+    """Save kernels whose blocks add up a tile in memory: only the last of them writes it."""
+    workload = workloads.find_workload(name)
+    gate = kernel_gate(f"{name}:{workload.example}".replace(f"{name}:{name}:", f"{name}:"))
+    families = {str(config["family"]) for config in gate.space.starts}
+    judged = {str(config["family"]) for config in gate.space.starts if full_plan(gate.space, gate.target, config)}
+    assert judged == families
 
 
 GRIDS = [

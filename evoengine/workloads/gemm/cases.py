@@ -239,7 +239,7 @@ def full_plan(problem: GemmProblem, config: Config, launch_of: Callable[[GemmPro
     def case(
         name: str, own: GemmProblem, blocks: Literal["many", "last", "one drawn"] = "many", part: str | None = None
     ) -> tuple[FullCase[GemmProblem], Launch]:
-        return _planned(FullCase(name, own, p, config, blocks, part), launch_of(own))
+        return planned(FullCase(name, own, p, config, blocks, part), launch_of(own))
 
     part = None if k == p.k else f"{k:,} of {p.k:,} products of each sum"
     cases = [case("full grid", replace(p, k=few(p.k, int(config["tile_k"]), 2)))]
@@ -264,7 +264,7 @@ def _less_deep(problem: GemmProblem, config: Config, side: str) -> GemmProblem:
     return replace(problem, k=k, **{side: longer})
 
 
-def _planned(case: FullCase[GemmProblem], launch: Launch) -> tuple[FullCase[GemmProblem], Launch]:
+def planned(case: FullCase[GemmProblem], launch: Launch) -> tuple[FullCase[GemmProblem], Launch]:
     """Return the case with what its blocks do: one tile each, or several where the kernel is persistent."""
     p, config, together = case.problem, case.config, blocks_of_cluster(case.config)
     if config.get("schedule") != "persistent":

@@ -482,33 +482,41 @@ INTEGERS = (60.0, 64.0, 65.0)
 """in place of 1 to 3: two of them are an ordinary half, which the residual is read as"""
 
 
+def possible_tiles(problem: GemmProblem, config: Config, launch: Launch) -> range:
+    """Return what a cluster gets when tiles are dealt out in turn; some of its blocks' may lie outside of C."""
+    together = prod(cluster_shape(config))
+    clusters = prod(launch.grid) // blocks_of_cluster(config)
+    share, left = divmod(cluster_tiles(problem, config), clusters)
+    most = share + bool(left)
+    if fills_clusters(problem, config):
+        return range(share * together, most * together + 1, together)
+    return range(share, most * together + 1)
+
+
+def numbers_at_full_size(problem: GemmProblem, normal: torch.Tensor) -> torch.Tensor:
+    """Return whole numbers, whose sums are exact.
+
+    They are positive, so that no sum is so small that its relative error is meaningless; over all of K, where sums
+    might overflow a half, they have signs. Of a gated product, which multiplies two sums, they are normal, and the sums
+    of unit variance.
+    """
+    if problem.gated:
+        return normal / math.sqrt(math.sqrt(problem.k))
+    numbers = whole_numbers(normal) if problem.k > MOST_POSITIVE else positive_numbers(normal)
+    if problem.dtype == "int8":
+        return numbers.sign() * torch.tensor(INTEGERS)[numbers.abs().long() - 1]
+    return numbers
+
+
 class GemmFullSize(RectangleFullSize[GemmProblem]):
     def tile(self, problem: GemmProblem, config: Config) -> tuple[int, int]:
         return int(config["tile_m"]), int(config["tile_n"])
 
     def values(self, case: FullCase[GemmProblem], normal: torch.Tensor) -> torch.Tensor:
-        """Return whole numbers, whose sums are exact.
-
-        They are positive, so that no sum is so small that its relative error is meaningless; over all of K, where sums
-        might overflow a half, they have signs. Of a gated product, which multiplies two sums, they are normal, and the
-        sums of unit variance.
-        """
-        if case.problem.gated:
-            return normal / math.sqrt(math.sqrt(case.problem.k))
-        numbers = whole_numbers(normal) if case.problem.k > MOST_POSITIVE else positive_numbers(normal)
-        if case.problem.dtype == "int8":
-            return numbers.sign() * torch.tensor(INTEGERS)[numbers.abs().long() - 1]
-        return numbers
+        return numbers_at_full_size(case.problem, normal)
 
     def tiles_of(self, case: FullCase[GemmProblem], launch: Launch) -> range:
-        """Return what a cluster gets when tiles are dealt out in turn; some of its blocks' may lie outside of C."""
-        p, config, together = case.problem, case.config, prod(cluster_shape(case.config))
-        clusters = prod(launch.grid) // blocks_of_cluster(config)
-        share, left = divmod(cluster_tiles(p, config), clusters)
-        most = share + bool(left)
-        if fills_clusters(p, config):
-            return range(share * together, most * together + 1, together)
-        return range(share, most * together + 1)
+        return possible_tiles(case.problem, case.config, launch)
 
     def drawn(self, case: FullCase[GemmProblem], seed: int) -> Inputs:
         """Return the scales, and a bias of another dtype than A's; a residual is what the pool holds in its dtype."""

@@ -13,10 +13,11 @@ import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
 from evoengine.records import Config, Launch
-from evoengine.workloads.base import Case, IndexBound, Tensors, Workload
+from evoengine.workloads.base import Case, FullSize, IndexBound, Tensors, Workload
+from evoengine.workloads.full_size import FullCase
 from evoengine.workloads.gemm import tensor_maps
 from evoengine.workloads.gemm.problem import DTYPES, NO_SCALES, OUT_DTYPES, SCALES
-from evoengine.workloads.grouped_gemm.cases import cells, gate_blocks, gate_cases, visited
+from evoengine.workloads.grouped_gemm.cases import cells, full_plan, gate_blocks, gate_cases, visited
 from evoengine.workloads.grouped_gemm.problem import EXAMPLE, GroupedGemmProblem, parse_problem
 
 
@@ -37,6 +38,7 @@ class GroupedGemm(Workload[GroupedGemmProblem]):
     cases = staticmethod(gate_cases)
     cells = staticmethod(cells)
     visited = staticmethod(visited)
+    full_plan = staticmethod(full_plan)
 
     @property
     def entry(self) -> str:
@@ -85,6 +87,11 @@ class GroupedGemm(Workload[GroupedGemmProblem]):
         from evoengine.workloads.grouped_gemm.tensors import GroupedGemmTensors
 
         return GroupedGemmTensors()
+
+    def full_size(self) -> FullSize[FullCase[GroupedGemmProblem]]:
+        from evoengine.workloads.grouped_gemm.tensors import GroupedGemmFullSize
+
+        return GroupedGemmFullSize(self)
 
 
 WORKLOAD = GroupedGemm()

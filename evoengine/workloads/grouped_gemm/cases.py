@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -21,7 +21,7 @@ from evoengine.workloads.coverage import (
     visited_steps,
     visits_by_block,
 )
-from evoengine.workloads.full_size import few
+from evoengine.workloads.full_size import FullCase, few
 from evoengine.workloads.gemm.cases import LONG, MOST_WORK, draw_of, step_of, units
 from evoengine.workloads.gemm.coverage import GROUP, VALUES, tile_parts, waits_of
 from evoengine.workloads.gemm.problem import blocks_of_cluster, cluster_extents, cluster_shape, tile_sizes
@@ -136,6 +136,24 @@ def _cut(rows: int, most: int) -> int:
 def _own_columns(problem: GroupedGemmProblem, config: Config) -> int:
     tile = tile_sizes(config)[1]
     return few(problem.n, tile, MOST_TILES) if problem.n > MOST_TILES * tile else problem.n
+
+
+def full_plan(
+    problem: GroupedGemmProblem, config: Config, launch_of: Callable[[GroupedGemmProblem], Launch]
+) -> list[tuple[FullCase[GroupedGemmProblem], Launch]]:
+    """Return all groups, each of whole tiles of rows but the last, over few steps of K, and a tile for each cluster.
+
+    Tiles of rows then begin at multiples of their length, so that it shows which of them a block wrote.
+    """
+    if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
+        return []
+    p, (tile_rows, _) = problem, cluster_extents(config)
+    last = max(group for group, rows in enumerate(p.rows) if rows)
+    rows = tuple(-(-own // tile_rows) * tile_rows if group != last else own for group, own in enumerate(p.rows))
+    own = replace(p, rows=rows, m=sum(rows), k=few(p.k, int(config["tile_k"]), 2))
+    together = blocks_of_cluster(config)
+    launch = replace(launch_of(own), grid=(tiles_of(own, config) * together, 1, 1))
+    return [(FullCase("full grid", own, p, config, cluster=together), launch)]
 
 
 MOST_TILES = 128

@@ -8,16 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import torch
 
+from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.gemm.problem import NO_SCALES, GemmProblem
-from evoengine.workloads.gemm.tensors import SAMPLED_ROWS, GemmTensors
+from evoengine.workloads.full_size import FullCase
+from evoengine.workloads.gemm.problem import NO_SCALES, SCALED_TOGETHER, GemmProblem, cluster_shape
+from evoengine.workloads.gemm.tensors import FULL_SIZE, SAMPLED_ROWS, GemmTensors, draw_scales, numbers_at_full_size
 from evoengine.workloads.grouped_gemm.problem import GroupedGemmProblem
-from evoengine.workloads.tensors import TORCH_DTYPES
+from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
 
 SEED_STEP = 7919
 """difference between the seeds of neighbouring groups"""
@@ -139,3 +142,54 @@ def _by_group(problem: GroupedGemmProblem, inputs: Inputs, dtype: torch.dtype, o
         own = of_group(problem.of_group(group), _of_gemm(problem, inputs, group))
         c[problem.rows_of(group)] = own["c"].to(dtype)
     return {"c": c}
+
+
+class GroupedGemmFullSize(RectangleFullSize[GroupedGemmProblem]):
+    def tile(self, problem: GroupedGemmProblem, config: Config) -> tuple[int, int]:
+        return int(config["tile_m"]), int(config["tile_n"])
+
+    def values(self, case: FullCase[GroupedGemmProblem], normal: torch.Tensor) -> torch.Tensor:
+        return numbers_at_full_size(case.problem.whole, normal)
+
+    def tiles_of(self, case: FullCase[GroupedGemmProblem], launch: Launch) -> range:
+        """Return the tiles of a cluster, some of which may lie behind the last column or the last group's last row."""
+        return range(1, prod(cluster_shape(case.config)) + 1)
+
+    def drawn(self, case: FullCase[GroupedGemmProblem], seed: int) -> Inputs:
+        """Return the ends of groups, and the scales."""
+        p, generator = case.problem, torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator)
+
+        scales = draw_scales(p.whole, FULL_SIZE, normal)
+        for name in ("a", "b") if scales else ():
+            shape, own = p.scale_shape(name), scales[f"scale_{name}"]
+            if own.shape != shape:  # those of a group, for each
+                scales[f"scale_{name}"] = own.expand(shape).contiguous() * torch.exp2(-normal(*shape).abs().round())
+        return scales | {"ends": ends_of(p)}
+
+    def part(self, problem: GroupedGemmProblem, rectangle: Rectangle, read: Read) -> tuple[GroupedGemmProblem, Inputs]:
+        p, rows, columns = problem, rectangle.rows, rectangle.columns
+        group = int(torch.searchsorted(ends_of(p), rows.start, right=True))
+        first = group * p.whole.shape("b")[0]
+        if p.b_layout == "kn":
+            b = read("b", range(first, first + p.k), columns)
+        else:
+            b = read("b", range(first + columns.start, first + columns.stop), range(p.k))
+        own = replace(p, rows=(len(rows),), n=len(columns), m=0)
+        inputs = {"a": read("a", rows, range(p.k)), "b": b[None], "ends": ends_of(own)}
+        if p.scales == "tensor":
+            entry = range(group, group + 1)
+            inputs |= {name: read(name, range(1), entry)[0] for name in ("scale_a", "scale_b")}
+        elif p.scales == "row":
+            inputs["scale_a"] = read("scale_a", range(1), rows)[0]
+            inputs["scale_b"] = read("scale_b", range(group, group + 1), columns)
+        elif p.scales == "block":
+            down, deep = p.whole.scale_shape("b")
+            together = range(columns.start // SCALED_TOGETHER, -(-columns.stop // SCALED_TOGETHER))
+            inputs["scale_a"] = read("scale_a", range(deep), rows)
+            inputs["scale_b"] = read(
+                "scale_b", range(group * down + together.start, group * down + together.stop), range(deep)
+            )[None]
+        return own, inputs

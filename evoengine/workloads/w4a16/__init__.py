@@ -17,11 +17,12 @@ from evoengine.devices.base import (
     TensorParameter,
 )
 from evoengine.records import Config, Launch
-from evoengine.workloads.base import Case, Tensors, Workload
+from evoengine.workloads.base import Case, FullSize, Tensors, Workload
+from evoengine.workloads.full_size import FullCase
 from evoengine.workloads.gemm import SWIZZLED, partial_sums
 from evoengine.workloads.gemm import WORKLOAD as GEMM
 from evoengine.workloads.gemm.problem import BEHIND_SUMS, HALVES, cluster_shape, tile_sizes
-from evoengine.workloads.w4a16.cases import cells, gate_cases, visited
+from evoengine.workloads.w4a16.cases import cells, full_plan, gate_cases, visited
 from evoengine.workloads.w4a16.problem import EXAMPLE, PACKED, W4A16Problem, parse_problem
 
 
@@ -39,6 +40,7 @@ class W4A16(Workload[W4A16Problem]):
     cases = staticmethod(gate_cases)
     cells = staticmethod(cells)
     visited = staticmethod(visited)
+    full_plan = staticmethod(full_plan)
 
     def flops(self, problem: W4A16Problem) -> float:
         """Return 2·m·n·k, the usual count, without the expansion of the weights."""
@@ -61,6 +63,11 @@ class W4A16(Workload[W4A16Problem]):
         from evoengine.workloads.w4a16.tensors import W4A16Tensors
 
         return W4A16Tensors()
+
+    def full_size(self) -> FullSize[FullCase[W4A16Problem]]:
+        from evoengine.workloads.w4a16.tensors import W4A16FullSize
+
+        return W4A16FullSize(self)
 
 
 def _tensors(problem: W4A16Problem) -> tuple[tuple[str, str], ...]:

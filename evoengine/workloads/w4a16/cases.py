@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
 
@@ -19,8 +19,8 @@ from evoengine.workloads.coverage import (
     visited_steps,
     visits_by_block,
 )
-from evoengine.workloads.full_size import few
-from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, step_of, summed_rows
+from evoengine.workloads.full_size import FullCase, few
+from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, planned, step_of, summed_rows
 from evoengine.workloads.gemm.coverage import (
     GROUP,
     NO_STEP,
@@ -41,6 +41,7 @@ from evoengine.workloads.gemm.problem import (
     parts,
     split_k,
     stream_steps,
+    sums_in_memory,
     tile_sizes,
 )
 from evoengine.workloads.w4a16.problem import PACKED, W4A16Problem
@@ -116,6 +117,31 @@ def _long_cases(problem: W4A16Problem, config: Config) -> Iterator[Case[W4A16Pro
         yield Case("own m", _at(problem, problem.m, tile_n // 2 + 1, tile_k), "whole numbers", long=True)
     if problem.n <= MOST_TILES * tile_n:
         yield Case("own n", _at(problem, tile_m // 2 + 1, problem.n, tile_k), "whole numbers", long=True)
+
+
+def full_plan(
+    problem: W4A16Problem, config: Config, launch_of: Callable[[W4A16Problem], Launch]
+) -> list[tuple[FullCase[W4A16Problem], Launch]]:
+    """Return the whole grid over few steps of K, and one block over all of K."""
+    if not {"tile_m", "tile_n", "tile_k"} <= config.keys() or sums_in_memory(config):
+        return []  # of blocks that share a tile only the last one writes it
+    p, k = problem, min(problem.k, _deepest(problem, config))
+    part = None if k == p.k else f"{k:,} of {p.k:,} products of each sum"
+    step = max(tile_sizes(config)[2], p.group)
+    few_steps = replace(p, k=few(p.k, step, 2) // p.group * p.group or p.group)
+    return [
+        _at_full_size(FullCase("full grid", few_steps, p, config), launch_of(few_steps)),
+        _at_full_size(
+            FullCase("own k", own := replace(p, k=k // p.group * p.group), p, config, "one drawn", part), launch_of(own)
+        ),
+    ]
+
+
+def _at_full_size(case: FullCase[W4A16Problem], launch: Launch) -> tuple[FullCase[W4A16Problem], Launch]:
+    """Return the case with what its blocks do, as the product's with 16-bit weights, which have more bytes."""
+    of_gemm = FullCase(case.name, case.problem.gemm, case.whole.gemm, case.config, case.blocks)
+    found, launch = planned(of_gemm, launch)
+    return replace(case, cluster=found.cluster, visits=found.visits, tile_bytes=found.tile_bytes), launch
 
 
 def _deepest(problem: W4A16Problem, config: Config) -> int:

@@ -9,18 +9,21 @@ from typing import NamedTuple
 
 import torch
 
+from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import Cell
+from evoengine.workloads.full_size import FullCase
 from evoengine.workloads.gemm.tensors import (
     BEYOND_HALF,
     SAMPLED_ROWS,
     GemmTensors,
     lessen_curved,
     positive_numbers,
+    possible_tiles,
     shape_of,
     whole_numbers,
 )
-from evoengine.workloads.tensors import TORCH_DTYPES
+from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
 from evoengine.workloads.w4a16.cases import EVERY_WEIGHT
 from evoengine.workloads.w4a16.problem import MIDDLE, PACKED, W4A16Problem
 
@@ -167,3 +170,32 @@ def _between(normal: torch.Tensor, least: int, most: int) -> torch.Tensor:
 
 def _middle(like: torch.Tensor) -> torch.Tensor:
     return torch.full_like(like, float(MIDDLE))
+
+
+# The product at full size: words and zero points are whatever bits the pool has, whose numbers are A's and the scales'.
+
+
+class W4A16FullSize(RectangleFullSize[W4A16Problem]):
+    def tile(self, problem: W4A16Problem, config: Config) -> tuple[int, int]:
+        return int(config["tile_m"]), int(config["tile_n"])
+
+    def values(self, case: FullCase[W4A16Problem], normal: torch.Tensor) -> torch.Tensor:
+        """Return numbers whose sums over K have about unit variance."""
+        return normal / math.sqrt(DEVIATION * math.sqrt(case.problem.k))
+
+    def tiles_of(self, case: FullCase[W4A16Problem], launch: Launch) -> range:
+        return possible_tiles(case.problem.gemm, case.config, launch)
+
+    def part(self, problem: W4A16Problem, rectangle: Rectangle, read: Read) -> tuple[W4A16Problem, Inputs]:
+        p, rows, columns = problem, rectangle.rows, rectangle.columns
+        groups = range(p.k // p.group)
+        inputs = {
+            "a": read("a", rows, range(p.k)),
+            "qweight": read("qweight", range(p.k // PACKED), columns),
+            "scales": read("scales", groups, columns),
+        }
+        if p.zeros:
+            inputs["qzeros"] = read("qzeros", groups, range(columns.start // PACKED, columns.stop // PACKED))
+        if p.has_bias:
+            inputs["bias"] = read("bias", range(1), columns)[0]
+        return replace(p, m=len(rows), n=len(columns)), inputs
