@@ -41,7 +41,7 @@ def traffic_of(
     `at_once` clusters run together. With `cold` nothing is in the L2 before the launch; otherwise what fits is.
     """
     wave = max(1, min(at_once, grid.clusters))
-    seen = _survey(program, launch, grid, work, wave)
+    seen = _survey(program, launch, grid, work, wave, chip.l2_kept_bytes / wave)
     t, sizes, waves = seen.touched, seen.sizes, grid.clusters / wave
     in_all = SECTOR * (work.counts["sectors_stored"] + work.counts["tensor_sectors_stored"]) * grid.clusters
     kept, beside, loaders = seen.shares_loaded()
@@ -92,8 +92,9 @@ class _Surveyed:
         side by side.
         """
         t, wave = self.touched, self.wave
-        asked = SECTOR * t["loaded"] / self.surveyed
-        beside = _grown(t["bytes_loaded_half"], t["bytes_loaded"], self.surveyed, wave) / _at_least(asked * wave)
+        # what a block loads again when the L2 no longer keeps it is as if loaded by one more block
+        once = SECTOR * (t["loaded"] - t["loaded_again"]) / self.surveyed
+        beside = _grown(t["bytes_loaded_half"], t["bytes_loaded"], self.surveyed, wave) / _at_least(once * wave)
         loaders = _loaders(t, self.surveyed, wave)
         kept = t["whole_bytes_loaded"] / _at_least(SECTOR * t["whole_loaded"]) / loaders
         beside = np.where(t["loaded"] > 0, beside, np.where(t["whole_loaded"] > 0, kept, 1.0))
@@ -148,19 +149,19 @@ class _Surveyed:
         return np.where(once & (clusters > wave), np.minimum(of_wave, self.sizes), self.sizes)
 
 
-def _survey(program: Program, launch: Launch, grid: Grid, work: Work, wave: int) -> _Surveyed:
+def _survey(program: Program, launch: Launch, grid: Grid, work: Work, wave: int, kept: float) -> _Surveyed:
     surveyed = min(wave, max(FEWEST, int(SURVEYED / max(1.0, work.mean))))
     first = min(grid.clusters // wave // 2 * wave, grid.clusters - surveyed)
     blocks = [grid.block(first + n) for n in range(surveyed)]
     limit = int(min(SURVEYED // surveyed, work.mean + 1))
-    found = survey(program, launch, blocks, limit, WHOLE)
+    found = survey(program, launch, blocks, limit, WHOLE, kept)
     touched, begun = dict(found.touched), np.full(launch.allocation_count, found.counts["instructions"].mean())
     clusters = np.full(launch.allocation_count, surveyed)
     late = _not_reached(touched)
     if late.any():
         limit = int(min(BEYOND * touched["whole_first"][late].max(), work.mean + 1))
         fewer = min(surveyed, max(1, SURVEYED // limit // FEWEST_BEYOND) * FEWEST_BEYOND)
-        beyond = survey(program, launch, blocks[:fewer], limit, WHOLE)
+        beyond = survey(program, launch, blocks[:fewer], limit, WHOLE, kept)
         touched = {name: np.where(late, beyond.touched[name], values) for name, values in touched.items()}
         begun = np.where(late, beyond.counts["instructions"].mean(), begun)
         clusters = np.where(late, fewer, clusters)

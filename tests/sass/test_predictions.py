@@ -302,6 +302,28 @@ def test_what_later_waves_load_again_is_in_the_l2_if_it_keeps_what_lies_between(
     assert 3 * traffic[0].loads_from_dram == pytest.approx(loaded, rel=0.1)
 
 
+TWICE = """extern "C" __global__ void twice(const float4* a, float* o, int length) {
+    const float4* row = a + (size_t)blockIdx.x * length;
+    float sum = 0, scaled = 0;
+    for (int i = threadIdx.x; i < length; i += 64) sum += row[i].x + row[i].y + row[i].z + row[i].w;
+    for (int i = threadIdx.x; i < length; i += 64) scaled += row[i].x / sum;
+    o[blockIdx.x * 64 + threadIdx.x] = scaled; }"""
+
+
+@pytest.mark.parametrize(("kilobytes", "loaded"), [(4, 1), (32, 2)], ids=["17 MB at once", "138 MB at once"])
+def test_a_row_that_a_block_loads_twice_is_in_the_l2_if_it_keeps_the_rows_of_all_blocks(kilobytes, loaded):
+    """Of 4,224 blocks that an H100 runs at once; its L2 keeps 38 MB."""
+    program, kernel = program_of(TWICE, "twice", "sm_90a")
+    arguments = [
+        DrawnArgument("a", (kilobytes << 10) * 8448, "fp32"),
+        DrawnArgument("o", 4 * 64 * 8448, "fp32", True),
+        ScalarArgument("length", np.int32(kilobytes << 6)),
+    ]
+    launch = prepare(kernel, Geometry((8448, 1, 1), (64, 1, 1), 0), arguments, 0)
+    traffic = context_of(program, launch, find_chip(H100), 32, cold=True).traffic
+    assert 2 * traffic[0].loads_from_dram == pytest.approx(loaded, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("gpu", "reads", "copies"), [("a100-40gb", 1490, 1381), *more([("a40", 679, 652), ("l40s", 846, 770)])]
 )
