@@ -57,8 +57,8 @@ struct Survey {
 };
 
 // Runs each block (of clusters the first) for at most `limit` warp instructions, and the middle one for `whole_limit`.
-// One finds in global memory what those before it have left there. The L2 keeps the last `kept` bytes of what each block
-// loads and stores.
+// One finds in global memory what those before it have left there. The L2 keeps the last `kept` bytes of what each
+// block loads and stores.
 Survey survey(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
               const std::vector<u64>& blocks, u64 limit, u64 whole_limit, double kept);
 
