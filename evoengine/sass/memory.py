@@ -35,8 +35,8 @@ SECTOR = 32
 
 def traffic_of(
     program: Program, launch: Launch, chip: Chip, grid: Grid, work: Work, at_once: int, cold: bool
-) -> tuple[list[Traffic], float]:
-    """Return the traffic of each allocation, and the bytes that are stored for the DRAM, each counted once.
+) -> tuple[list[Traffic], float, float]:
+    """Return the traffic of each allocation, the bytes stored for the DRAM, each once, and those loaded from it.
 
     `at_once` clusters run together. With `cold` nothing is in the L2 before the launch; otherwise what fits is.
     """
@@ -64,8 +64,11 @@ def traffic_of(
         written, stored_bytes = np.zeros_like(written), 0.0
     sharers = np.clip(loaders * chip.sms / wave, 1, chip.sms)
     in_step = np.where(t["loaders"] > 0, t["loaders_in_step"] / _at_least(t["loaders"]), 1.0)
+    asked = t["whole_found"] + t["whole_loaded"]
+    sectors = (work.counts["sectors_loaded"] + work.counts["tensor_sectors_loaded"]) * grid.clusters
+    loaded_bytes = SECTOR * sectors * float((from_dram * asked).sum() / _at_least(asked.sum()))
     columns = zip(from_dram, written, together, sharers, np.maximum(1, sharers * in_step), strict=True)
-    return [Traffic(*(float(value) for value in of_one)) for of_one in columns], stored_bytes
+    return [Traffic(*(float(value) for value in of_one)) for of_one in columns], stored_bytes, loaded_bytes
 
 
 @dataclass(frozen=True, slots=True)
