@@ -179,15 +179,17 @@ def time_busiest(c: Context, ghz: float, limit: int = TIME_LIMIT) -> Run:
     chosen = _chosen(c, stop)
     blocks = [c.grid.block(cluster) for cluster in chosen]
     timed = time_sm(c.program, c.launch, numbers, Residents(c.resident, blocks, stop, c.traffic))
-    clocks = timed.values["clocks"] + _rest(c, timed, len(chosen))
+    rest = _rest(c, timed, len(chosen))
+    clocks = timed.values["clocks"] + rest
     shares = _shares(timed, c.grid.together)
-    # the timed beginnings of long blocks may load alone, and what the L1 had there it may not have later
     through = c.loaded_bytes + c.written_bytes
     if c.cold:  # what the L2 holds at the end is not written; otherwise it had to write as much for the launch before
         left = min(c.written_bytes / c.chip.sms, numbers["l2_written_bytes"])
         clocks -= shares["dram"] * left / numbers["dram_bytes_per_clock"]
         through -= left * c.chip.sms
-    return Run(max(clocks, through / c.chip.sms / dram_rate), timed, shares)
+    if rest:  # what is timed of long blocks may be but their first loads, at whose rate they do not go on
+        clocks = max(clocks, through / c.chip.sms / dram_rate)
+    return Run(clocks, timed, shares)
 
 
 def _stop(c: Context, limit: int) -> int:
