@@ -35,13 +35,13 @@ SECTOR = 32
 
 def traffic_of(
     program: Program, launch: Launch, chip: Chip, grid: Grid, work: Work, at_once: int, cold: bool
-) -> tuple[list[Traffic], float]:
-    """Return the traffic of each allocation, and the bytes that are stored for the DRAM, each counted once.
+) -> tuple[list[Traffic], float, float]:
+    """Return the traffic of each allocation, the bytes stored for the DRAM, each once, and those loaded from it.
 
     `at_once` clusters run together. With `cold` nothing is in the L2 before the launch; otherwise what fits is.
     """
     wave = max(1, min(at_once, grid.clusters))
-    seen = _survey(program, launch, grid, work, wave)
+    seen = _survey(program, launch, grid, work, wave, chip.l2_kept_bytes / wave)
     t, sizes, waves = seen.touched, seen.sizes, grid.clusters / wave
     in_all = SECTOR * (work.counts["sectors_stored"] + work.counts["tensor_sectors_stored"]) * grid.clusters
     kept, beside, loaders = seen.shares_loaded()
@@ -64,8 +64,11 @@ def traffic_of(
         written, stored_bytes = np.zeros_like(written), 0.0
     sharers = np.clip(loaders * chip.sms / wave, 1, chip.sms)
     in_step = np.where(t["loaders"] > 0, t["loaders_in_step"] / _at_least(t["loaders"]), 1.0)
+    asked = t["whole_found"] + t["whole_loaded"]
+    sectors = (work.counts["sectors_loaded"] + work.counts["tensor_sectors_loaded"]) * grid.clusters
+    loaded_bytes = SECTOR * sectors * float((from_dram * asked).sum() / _at_least(asked.sum()))
     columns = zip(from_dram, written, together, sharers, np.maximum(1, sharers * in_step), strict=True)
-    return [Traffic(*(float(value) for value in of_one)) for of_one in columns], stored_bytes
+    return [Traffic(*(float(value) for value in of_one)) for of_one in columns], stored_bytes, loaded_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,9 @@ class _Surveyed:
         side by side.
         """
         t, wave = self.touched, self.wave
-        asked = SECTOR * t["loaded"] / self.surveyed
-        beside = _grown(t["bytes_loaded_half"], t["bytes_loaded"], self.surveyed, wave) / _at_least(asked * wave)
+        # what a block loads again when the L2 no longer keeps it is as if loaded by one more block
+        once = SECTOR * (t["loaded"] - t["loaded_again"]) / self.surveyed
+        beside = _grown(t["bytes_loaded_half"], t["bytes_loaded"], self.surveyed, wave) / _at_least(once * wave)
         loaders = _loaders(t, self.surveyed, wave)
         kept = t["whole_bytes_loaded"] / _at_least(SECTOR * t["whole_loaded"]) / loaders
         beside = np.where(t["loaded"] > 0, beside, np.where(t["whole_loaded"] > 0, kept, 1.0))
@@ -148,19 +152,19 @@ class _Surveyed:
         return np.where(once & (clusters > wave), np.minimum(of_wave, self.sizes), self.sizes)
 
 
-def _survey(program: Program, launch: Launch, grid: Grid, work: Work, wave: int) -> _Surveyed:
+def _survey(program: Program, launch: Launch, grid: Grid, work: Work, wave: int, kept: float) -> _Surveyed:
     surveyed = min(wave, max(FEWEST, int(SURVEYED / max(1.0, work.mean))))
     first = min(grid.clusters // wave // 2 * wave, grid.clusters - surveyed)
     blocks = [grid.block(first + n) for n in range(surveyed)]
     limit = int(min(SURVEYED // surveyed, work.mean + 1))
-    found = survey(program, launch, blocks, limit, WHOLE)
+    found = survey(program, launch, blocks, limit, WHOLE, kept)
     touched, begun = dict(found.touched), np.full(launch.allocation_count, found.counts["instructions"].mean())
     clusters = np.full(launch.allocation_count, surveyed)
     late = _not_reached(touched)
     if late.any():
         limit = int(min(BEYOND * touched["whole_first"][late].max(), work.mean + 1))
         fewer = min(surveyed, max(1, SURVEYED // limit // FEWEST_BEYOND) * FEWEST_BEYOND)
-        beyond = survey(program, launch, blocks[:fewer], limit, WHOLE)
+        beyond = survey(program, launch, blocks[:fewer], limit, WHOLE, kept)
         touched = {name: np.where(late, beyond.touched[name], values) for name, values in touched.items()}
         begun = np.where(late, beyond.counts["instructions"].mean(), begun)
         clusters = np.where(late, fewer, clusters)

@@ -197,9 +197,12 @@ def compared(program: Program, launch: Launch, blocks: Sequence[int], limit: int
     return values if at is None else values[:, 0]
 
 
-def survey(program: Program, launch: Launch, blocks: Sequence[int], limit: int, whole_limit: int) -> Survey:
+def survey(
+    program: Program, launch: Launch, blocks: Sequence[int], limit: int, whole_limit: int, kept: float
+) -> Survey:
     """Run each block for at most `limit` warp instructions, and the middle one again for `whole_limit`.
 
+    The L2 keeps the last `kept` bytes of what each block loads and stores.
     Raises KernelFailure where one cannot run.
     """
     names, touched_names = _names("sass_count_names"), _names("sass_touched_names")
@@ -208,7 +211,7 @@ def survey(program: Program, launch: Launch, blocks: Sequence[int], limit: int, 
     message = ctypes.create_string_buffer(_MESSAGE)
     status = library().sass_survey(
         program.handle, launch.reference(), (ctypes.c_uint64 * len(blocks))(*blocks), len(blocks),
-        ctypes.c_uint64(limit), ctypes.c_uint64(whole_limit), counts.ctypes.data_as(_DOUBLES),
+        ctypes.c_uint64(limit), ctypes.c_uint64(whole_limit), ctypes.c_double(kept), counts.ctypes.data_as(_DOUBLES),
         touched.ctypes.data_as(_DOUBLES), message, _MESSAGE,
     )  # fmt: skip
     check(status, message)

@@ -99,6 +99,8 @@ class Context:
     share: Share
     written_bytes: float
     """stored by all blocks for the DRAM, each byte once"""
+    loaded_bytes: float
+    """loaded by all blocks from the DRAM"""
     cold: bool
 
     @property
@@ -143,9 +145,9 @@ def context_of(program: Program, launch: Launch, chip: Chip, resident: int, cold
     places = max(1, chip.sms // grid.together)
     at_once = places * resident
     work = count(program, launch, grid, at_once)
-    traffic, written_bytes = traffic_of(program, launch, chip, grid, work, at_once, cold)
+    traffic, written_bytes, loaded_bytes = traffic_of(program, launch, chip, grid, work, at_once, cold)
     share = busiest(grid, work, places, resident)
-    return Context(program, launch, chip, grid, resident, work, traffic, share, written_bytes, cold)
+    return Context(program, launch, chip, grid, resident, work, traffic, share, written_bytes, loaded_bytes, cold)
 
 
 # ── one SM ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -169,6 +171,7 @@ def time_busiest(c: Context, ghz: float, limit: int = TIME_LIMIT) -> Run:
     """Time the SM that ends last at a clock; `limit` in warp instructions, 0 for a run to its end."""
     numbers = rates(c.chip, c.resident * c.launch.shared_bytes, ghz)
     numbers["local_from_dram"] = local_from_dram(c.launch, c.chip, c.resident)
+    dram_rate = numbers["dram_bytes_per_clock"]
     # SMs with less work leave their share of the memory bandwidth to the others
     numbers |= {name: numbers[name] * c.share.excess for name in MEMORY_RATES}
     numbers |= {name: numbers[name] / c.share.excess for name in STORE_CLOCKS}
@@ -176,11 +179,16 @@ def time_busiest(c: Context, ghz: float, limit: int = TIME_LIMIT) -> Run:
     chosen = _chosen(c, stop)
     blocks = [c.grid.block(cluster) for cluster in chosen]
     timed = time_sm(c.program, c.launch, numbers, Residents(c.resident, blocks, stop, c.traffic))
-    clocks = timed.values["clocks"] + _rest(c, timed, len(chosen))
+    rest = _rest(c, timed, len(chosen))
+    clocks = timed.values["clocks"] + rest
     shares = _shares(timed, c.grid.together)
+    through = c.loaded_bytes + c.written_bytes
     if c.cold:  # what the L2 holds at the end is not written; otherwise it had to write as much for the launch before
         left = min(c.written_bytes / c.chip.sms, numbers["l2_written_bytes"])
         clocks -= shares["dram"] * left / numbers["dram_bytes_per_clock"]
+        through -= left * c.chip.sms
+    if rest:  # what is timed of long blocks may be but their first loads, at whose rate they do not go on
+        clocks = max(clocks, through / c.chip.sms / dram_rate)
     return Run(clocks, timed, shares)
 
 

@@ -175,7 +175,7 @@ def test_what_all_blocks_read_is_seen_in_any_number_of_them(surveyed, monkeypatc
     c = context_of(program, launch, find_chip(H100), 16, cold=True)
     monkeypatch.setattr(memory, "FEWEST", 1)
     monkeypatch.setattr(memory, "SURVEYED", int((surveyed + 0.5) * c.work.mean))
-    traffic, _ = memory.traffic_of(program, launch, c.chip, c.grid, c.work, 2112, cold=True)
+    traffic, *_ = memory.traffic_of(program, launch, c.chip, c.grid, c.work, 2112, cold=True)
     assert traffic[0].loads_from_dram == pytest.approx(1 / 4096 / 3, rel=0.02)
 
 
@@ -300,6 +300,51 @@ def test_what_later_waves_load_again_is_in_the_l2_if_it_keeps_what_lies_between(
     launch = prepare(kernel, Geometry((FLOATS // 256, 1, 1), (256, 1, 1), 0), arguments, 0)
     traffic = context_of(program, launch, find_chip(H100), 8, cold=True).traffic
     assert 3 * traffic[0].loads_from_dram == pytest.approx(loaded, rel=0.1)
+
+
+TWICE = """extern "C" __global__ void twice(const float4* a, float* o, int length) {
+    const float4* row = a + (size_t)blockIdx.x * length;
+    float sum = 0, scaled = 0;
+    for (int i = threadIdx.x; i < length; i += 64) sum += row[i].x + row[i].y + row[i].z + row[i].w;
+    for (int i = threadIdx.x; i < length; i += 64) scaled += row[i].x / sum;
+    o[blockIdx.x * 64 + threadIdx.x] = scaled; }"""
+
+
+@pytest.mark.parametrize(("kilobytes", "loaded"), [(4, 1), (32, 2)], ids=["17 MB at once", "138 MB at once"])
+def test_a_row_that_a_block_loads_twice_is_in_the_l2_if_it_keeps_the_rows_of_all_blocks(kilobytes, loaded):
+    """Of 4,224 blocks that an H100 runs at once; its L2 keeps 38 MB."""
+    program, kernel = program_of(TWICE, "twice", "sm_90a")
+    arguments = [
+        DrawnArgument("a", (kilobytes << 10) * 8448, "fp32"),
+        DrawnArgument("o", 4 * 64 * 8448, "fp32", True),
+        ScalarArgument("length", np.int32(kilobytes << 6)),
+    ]
+    launch = prepare(kernel, Geometry((8448, 1, 1), (64, 1, 1), 0), arguments, 0)
+    traffic = context_of(program, launch, find_chip(H100), 32, cold=True).traffic
+    assert 2 * traffic[0].loads_from_dram == pytest.approx(loaded, rel=0.05)
+
+
+SCALED = """extern "C" __global__ void scaled(const float4* a, float4* o, int length) {
+    const float4* row = a + (size_t)blockIdx.x * length;
+    float4* out = o + (size_t)blockIdx.x * length;
+    float sum = 0;
+    for (int i = threadIdx.x; i < length; i += 64) sum += row[i].x + row[i].y + row[i].z + row[i].w;
+    for (int i = threadIdx.x; i < length; i += 64) {
+        float4 v = row[i];
+        out[i] = make_float4(v.x / sum, v.y / sum, v.z / sum, v.w / sum);
+    } }"""
+
+
+def test_a_kernel_of_which_only_the_first_loads_are_timed_takes_what_the_dram_needs_for_all():
+    """8,448 blocks load 16 KB of their own twice and store as much; only their first instructions are timed."""
+    program, kernel = program_of(SCALED, "scaled", "sm_90a")
+    size = 8448 << 14
+    arguments = [DrawnArgument("a", size, "fp32"), DrawnArgument("o", size, "fp32", True)]
+    arguments.append(ScalarArgument("length", np.int32(1024)))
+    launch, chip = prepare(kernel, Geometry((8448, 1, 1), (64, 1, 1), 0), arguments, 0), find_chip(H100)
+    run = time_busiest(context_of(program, launch, chip, 32, cold=True), 1.755, limit=8_000)
+    moved = 3 * size - chip.l2_kept_bytes
+    assert run.clocks / 1.755e9 >= moved / chip.dram
 
 
 @pytest.mark.parametrize(

@@ -276,14 +276,14 @@ int sass_compared(void* program, const SassLaunch* from, const uint64_t* blocks,
 }
 
 int sass_survey(void* program, const SassLaunch* from, const uint64_t* blocks, int count, uint64_t limit,
-                uint64_t whole_limit, double* counts, double* touched, char* message, int size) {
+                uint64_t whole_limit, double kept, double* counts, double* touched, char* message, int size) {
   return guarded(
       [&] {
         auto banks = banks_of(*from);
         Launch launch = launch_of(*from);
         Copied copied(*from);
         Survey all = survey(*static_cast<Program*>(program), launch, copied.allocations, banks.data(), from->seed,
-                            cluster_starts(launch, blocks, count), limit, whole_limit);
+                            cluster_starts(launch, blocks, count), limit, whole_limit, kept);
         for (const Counts& found : all.blocks) {
           SASS_COUNTS(SASS_PUT_COUNT)
         }

@@ -85,7 +85,7 @@ int sass_compared(void* program, const SassLaunch*, const uint64_t* blocks, int 
 
 // Counts of each of some blocks, and their accesses to each allocation; see Survey in counting.h.
 int sass_survey(void* program, const SassLaunch*, const uint64_t* blocks, int count, uint64_t limit,
-                uint64_t whole_limit, double* counts, double* touched, char* message, int size);
+                uint64_t whole_limit, double kept, double* counts, double* touched, char* message, int size);
 
 // Of an allocation, see Traffic in timing.h.
 struct SassTraffic {

@@ -71,23 +71,29 @@ constexpr int PIECE = 6;  // log2 of 64 bytes
 // addressing.
 class Pieces {
  public:
-  // `waits`: how often the warp that asks has waited for its loads before.
-  void add(u64 piece, u32 block, u32 sectors, u32 waits) {
+  // `waits`: how often the warp that asks has waited for its loads before. `passed`: bytes that the block has brought
+  // through the L2; the piece adds its own where it is new, or no longer among the `kept` that the L2 has of them.
+  void add(u64 piece, u32 block, u32 sectors, u32 waits, double& passed, double kept) {
     if (2 * ++added > table.size()) grow();
     Entry& e = at(piece);
-    if (e.last != block) {
+    const bool other = e.last != block, again = !other && passed - e.passed > kept;
+    if (other) {
       e.in_step = !e.blocks || waits < e.waits ? 1 : e.in_step + (waits == e.waits);
       e.waits = e.blocks ? std::min(e.waits, waits) : waits;
       e.blocks++;
     }
+    if (other || again) passed += double(1 << PIECE) / e.blocks;  // what several blocks ask for comes once
+    e.came_again = again || (!other && e.came_again);
+    e.passed = passed;
     e.last = block;
     e.asked += sectors;
+    if (e.came_again) e.again += sectors;
   }
 
   template <class F>
   void each(F f) const {
     for (const Entry& e : table)
-      if (e.blocks) f(e.piece, e.asked, e.blocks, e.in_step);
+      if (e.blocks) f(e);
   }
 
   bool has(u64 piece) const {
@@ -100,7 +106,9 @@ class Pieces {
  private:
   struct Entry {
     u64 piece = 0;
-    u32 asked = 0, blocks = 0, last = ~0u, waits = 0, in_step = 0;
+    u32 asked = 0, blocks = 0, last = ~0u, waits = 0, in_step = 0, again = 0;
+    bool came_again = false;
+    double passed = 0;  // before it was last asked for
   };
 
   // neighbours lie beside each other, as they are asked for one after the other
@@ -132,6 +140,8 @@ constexpr std::array<u64, 2> UNREACHED = {~0ull, 0};
 struct Surveyor : Counter {
   Pieces loaded, stored;
   u32 block = 0;
+  double passed = 0;                   // bytes that the block has brought through the L2
+  double kept = INFINITY;              // of them by the L2
   const Pieces* whole = nullptr;       // of the block that is run longer
   std::vector<u32> found;              // per allocation: sectors loaded where something was stored before
   std::vector<double> first;           // per allocation: instructions up to the first load, NAN before it
@@ -190,7 +200,7 @@ struct Surveyor : Counter {
       found[n] += sectors;
       return;
     }
-    (store ? stored : loaded).add(piece, block, sectors, waits);
+    (store ? stored : loaded).add(piece, block, sectors, waits, passed, kept);
     if (n >= 0 && !store) reached[n] = {std::min(reached[n][0], piece), std::max(reached[n][1], piece)};
     if (n >= 0 && std::isnan(first[n])) first[n] = counts.instructions;
     if (!whole || n < 0) return;
@@ -209,21 +219,22 @@ struct Surveyor : Counter {
 constexpr double PIECE_BYTES = 1 << PIECE;
 
 void sum(const Surveyor& all, std::vector<Touched>& to, bool half) {
-  all.loaded.each([&](u64 piece, u32 asked, u32 blocks, u32 in_step) {
-    int n = all.allocation_of(piece);
+  all.loaded.each([&](const auto& of) {
+    int n = all.allocation_of(of.piece);
     if (n < 0) return;
     (half ? to[n].bytes_loaded_half : to[n].bytes_loaded) += PIECE_BYTES;
     if (half) return;
-    to[n].loaded += asked;
-    if (blocks > 1) to[n].loaded_together += asked;
-    to[n].loaders += blocks;
-    to[n].loaders_in_step += in_step;
+    to[n].loaded += of.asked;
+    to[n].loaded_again += of.again;
+    if (of.blocks > 1) to[n].loaded_together += of.asked;
+    to[n].loaders += of.blocks;
+    to[n].loaders_in_step += of.in_step;
   });
-  all.stored.each([&](u64 piece, u32 asked, u32, u32) {
-    int n = all.allocation_of(piece);
+  all.stored.each([&](const auto& of) {
+    int n = all.allocation_of(of.piece);
     if (n < 0) return;
     (half ? to[n].bytes_stored_half : to[n].bytes_stored) += PIECE_BYTES;
-    if (!half) to[n].stored += asked;
+    if (!half) to[n].stored += of.asked;
   });
 }
 
@@ -241,8 +252,10 @@ void reach(Surveyor& all, std::vector<Touched>& to, double Touched::* lowest, do
 }  // namespace
 
 Survey survey(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
-              const std::vector<u8>* banks, u64 seed, const std::vector<u64>& blocks, u64 limit, u64 whole_limit) {
+              const std::vector<u8>* banks, u64 seed, const std::vector<u64>& blocks, u64 limit, u64 whole_limit,
+              double kept) {
   Surveyor one(allocations), each(allocations);
+  each.kept = kept;
   u32 all = launch.grid[0] * launch.grid[1] * launch.grid[2];
   auto run = [&](Surveyor& surveyor, u64 block, u64 most, u32 alike) {
     surveyor.counts = {};
@@ -269,10 +282,10 @@ Survey survey(const Program& program, const Launch& launch, const std::vector<Al
   }
   sum(each, found.allocations, false);
   reach(each, found.allocations, &Touched::lowest, &Touched::highest);
-  one.loaded.each([&](u64 piece, u32 asked, u32, u32) {
-    int n = one.allocation_of(piece);
+  one.loaded.each([&](const auto& of) {
+    int n = one.allocation_of(of.piece);
     if (n < 0) return;
-    found.allocations[n].whole_loaded += asked;
+    found.allocations[n].whole_loaded += of.asked;
     found.allocations[n].whole_bytes_loaded += PIECE_BYTES;
     found.allocations[n].whole_first = one.first[n];
   });

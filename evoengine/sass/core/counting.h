@@ -29,10 +29,10 @@ struct Counts {
 // What blocks touch of an allocation: sectors that they ask for, each time they do, and bytes that any of them touches,
 // counted in pieces of 64 bytes, which is what a DRAM gives at the least.
 // clang-format off: a list of names
-#define SASS_TOUCHED(X)                                                                                            \
-  X(loaded) X(loaded_together) X(stored) X(bytes_loaded_half) X(bytes_loaded) X(bytes_stored_half) X(bytes_stored) \
-  X(whole_loaded) X(whole_bytes_loaded) X(whole_found) X(whole_first) X(in_whole) X(loaders) X(loaders_in_step)    \
-  X(eviction) X(lowest_half) X(highest_half) X(lowest) X(highest)
+#define SASS_TOUCHED(X)                                                                                        \
+  X(loaded) X(loaded_again) X(loaded_together) X(stored) X(bytes_loaded_half) X(bytes_loaded)                  \
+  X(bytes_stored_half) X(bytes_stored) X(whole_loaded) X(whole_bytes_loaded) X(whole_found) X(whole_first)     \
+  X(in_whole) X(loaders) X(loaders_in_step) X(eviction) X(lowest_half) X(highest_half) X(lowest) X(highest)
 // clang-format on
 
 struct Touched {
@@ -41,7 +41,8 @@ struct Touched {
 #undef SASS_FIELD
 };
 
-// Loads of what was stored before do not count among them. `…_half`: by the first half of the blocks;
+// Loads of what was stored before do not count among them. `loaded_again`: sectors in pieces that a block comes back
+// to when the L2 no longer keeps them. `…_half`: by the first half of the blocks;
 // `loaded_together`: sectors asked for in pieces that more than one block loads. `whole_…`: by the one block that is
 // run longer; `whole_found`: sectors that it loads after it stored there, `whole_first`: its instructions before it
 // first loads; `in_whole`: of what another block loads at its beginning, the share in pieces that the one loads at any
@@ -56,9 +57,10 @@ struct Survey {
 };
 
 // Runs each block (of clusters the first) for at most `limit` warp instructions, and the middle one for `whole_limit`.
-// One finds in global memory what those before it have left there.
+// One finds in global memory what those before it have left there. The L2 keeps the last `kept` bytes of what each
+// block loads and stores.
 Survey survey(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
-              const std::vector<u64>& blocks, u64 limit, u64 whole_limit);
+              const std::vector<u64>& blocks, u64 limit, u64 whole_limit, double kept);
 
 // Runs one block that stands for all of the grid: what it adds to a counter, each of them does.
 Counts count_block(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks,
