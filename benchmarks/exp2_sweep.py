@@ -72,7 +72,7 @@ def _is_of(candidate: Candidate, start: Config | None) -> bool:
 
 
 def missed(measured: Mapping[float, float], predicted: Mapping[float, float]) -> float:
-    """Return by how much predicted gains over the first kernel miss the measured ones, in the mean over the others."""
+    """Return by how much predicted gains over the first kernel miss the measured ones, on average over the others."""
     first, *others = measured
 
     def gained(times: Mapping[float, float], share: float) -> float:

@@ -37,6 +37,7 @@ from evoengine.devices.driver import GpuDevice, find_driver  # noqa: E402
 from evoengine.errors import MachineError  # noqa: E402
 from evoengine.gpu import find_gpu  # noqa: E402
 from evoengine.ledger.store import open_ledger  # noqa: E402
+from evoengine.records import Baseline, RefusedBaseline  # noqa: E402
 from evoengine.sass.predict import Unpredictable  # noqa: E402
 from evoengine.tuning.measure import measured_pairs  # noqa: E402
 from evoengine.workloads.attention.problem import parse_problem  # noqa: E402
@@ -230,7 +231,9 @@ def gather(problem: str, summary: dict, db: Path) -> dict[str, object]:
         "baselines": [
             {"name": b.name, "tflops": b.tflops, "median_us": b.median_us, "samples": len(b.samples_us)}
             for b in baselines
+            if isinstance(b, Baseline)
         ],
+        "not_timed": {b.name: b.reason for b in baselines if isinstance(b, RefusedBaseline)},
         "best": [c | {"terms": dict(figures[c["trial"]].terms)} for c in summary["best"]],
         "estimates": [asdict(pair) for pair in pairs],
         "session": {name: value for name, value in summary.items() if name not in ("best", "baselines", "estimates")},
@@ -275,9 +278,14 @@ def tables(results: dict) -> str:
     return "\n\n".join([*swept, *(f"{of['problem']} {where}\n\n{table(of)}" for of in results["problems"])])
 
 
+def _shown(baseline: str) -> str:
+    """The name of a package's kernel has spaces, that of a backend has none."""
+    return baseline if " " in baseline else f"SDPA {baseline.lower()}"
+
+
 def table(of: dict) -> str:
-    """SDPA's backends and the best of each family, fastest first."""
-    rows = [(b["tflops"], f"SDPA {b['name'].lower()}", b["median_us"], None) for b in of["baselines"]]
+    """SDPA's backends, packages' kernels and the best of each family, fastest first."""
+    rows = [(b["tflops"], _shown(b["name"]), b["median_us"], None) for b in of["baselines"]]
     firsts: dict[str, dict] = {}
     for candidate in of["best"]:
         firsts.setdefault(candidate["config"]["family"], candidate)

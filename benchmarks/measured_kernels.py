@@ -144,6 +144,11 @@ def predicted(
     return found
 
 
+def passed_of(cubin: bytes, made: Made) -> list[Any]:
+    """Return the arguments that are the kernel's parameters, without memory that only its tensor maps point to."""
+    return [a for a in made.launch.arguments if is_passed(a)][: len(read_kernel(cubin, made.entry).parameters)]
+
+
 def row_of(
     named: tuple[str, str, str], cubin: bytes, made: Sequence[Made], flops: float, dram_bytes: float,
     zeroed: Sequence[str] = (), config: Mapping[str, Any] | None = None, scratch: Sequence[str] = (),
@@ -157,7 +162,7 @@ def row_of(
         "set": named[0], "problem": named[1], "kernel": named[2], "config": config, "cubin": key,
         "kernels": [
             {"entry": m.entry, "grid": m.geometry.grid, "block": m.geometry.threads, "shared": m.geometry.shared_bytes,
-             "parameters": [parameter(a) for a in m.launch.arguments if is_passed(a)],
+             "parameters": [parameter(a) for a in passed_of(cubin, m)],
              **({"cluster": m.geometry.cluster} if m.geometry.cluster else {})}
             for m in made
         ],

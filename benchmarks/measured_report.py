@@ -264,7 +264,7 @@ def simplest(pairs: Sequence[Pair], holds: Mapping[str, tuple[int, int]]) -> Ite
             groups[pair.row["problem"]].append(pair)
     ranked = [sorted(of, key=lambda p: p.predicted["us"]) for of in groups.values() if len(of) >= LEAST_RANKED]
     yield "\n## The simplest of predictions near the fastest\n"
-    yield f"Time over that of the measured best, in the mean and at most, over {len(ranked)} problems.\n"
+    yield f"Time over that of the measured best, on average and at most, over {len(ranked)} problems.\n"
     yield "| within | kernels | mean | worst |"
     yield "|---:|---:|---:|---:|"
     for margin in MARGINS if ranked else ():

@@ -49,7 +49,7 @@ from evoengine.errors import EvoengineError, UsageError  # noqa: E402
 SHORT_LIST = 10
 BOOTSTRAPS = 1000
 SPREAD = 1.5
-"""slowest tenth over fastest tenth, from which on a recording has something to rank and counts in the mean"""
+"""slowest tenth over fastest tenth, from which on a recording has something to rank and counts towards the average"""
 
 
 # ── statistics ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -234,7 +234,7 @@ def remarks(results: Sequence[Result], unreadable: Sequence[str]) -> Iterator[st
         for problem, count in grouped(result.problems).most_common():
             yield f"{result.kernel} on {result.recording.name}: {count} {problem}"
         if result.measured and not result.has_something_to_rank:
-            yield f"{result.kernel} on {result.recording.name}: times vary too little to rank, not in the mean"
+            yield f"{result.kernel} on {result.recording.name}: times vary too little to rank; left out of the average"
 
 
 def as_json(results: Sequence[Result]) -> dict[str, dict[str, dict[str, float | int | None]]]:

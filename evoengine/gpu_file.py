@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +78,8 @@ def checked_gpu(key: object, row: object, where: str) -> Gpu:
     return gpu
 
 
-def gpu_fields(gpu: Gpu) -> dict[str, Any]:
-    """Return a GPU's fields, its name included, as `stored_fields` reads them."""
-    return asdict(gpu)
-
-
 def stored_fields(stored: object, where: str) -> Gpu:
-    """Return the GPU that `gpu_fields` described. Raises UsageError where `stored` describes none."""
+    """Return the GPU with these fields, its name included. Raises UsageError where `stored` describes none."""
     if not isinstance(stored, dict):
         raise UsageError(f"{where} is {_short(stored)}, which describes no GPU")
     return checked_gpu(stored.get("key"), {name: value for name, value in stored.items() if name != "key"}, where)

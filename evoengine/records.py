@@ -467,6 +467,19 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedBaseline:
+    """A library's kernel that was not timed, with the reason: it refused the problem, failed or was incorrect."""
+
+    name: str
+    device: str
+    reason: str
+    taken_at: datetime | None = field(default=None, compare=False, repr=False)
+
+
+AnyBaseline = Baseline | RefusedBaseline
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledCandidate:
     """A compiled candidate as it is sent to the device that judges it."""
 

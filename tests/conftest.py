@@ -14,6 +14,7 @@ import pytest
 from evoengine import workloads
 from evoengine.devices.driver import find_driver
 from evoengine.gpu import Gpu, find_gpu
+from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.space.space import SearchSpace, load_space
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import AttentionProblem, parse_problem
@@ -52,6 +53,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {found}"))
         if item.get_closest_marker("stand_in") and not on_stand_in():
             item.add_marker(pytest.mark.skip(reason="run by tests/fake_cuda/test_on_stand_in.py on its driver"))
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    """An empty ledger."""
+    with open_ledger(str(tmp_path / "ledger.db"), create=True) as opened:
+        yield opened
 
 
 @pytest.fixture(autouse=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from evoengine.errors import UsageError
 from evoengine.gpu import find_gpu, known_gpus
-from evoengine.gpu_file import gpu_fields, read_gpu_file, stored_fields
+from evoengine.gpu_file import read_gpu_file, stored_fields
 
 BOARD = """\
 [board]
@@ -45,12 +45,12 @@ def test_a_board_is_read_as_one_of_evoengine_s_own_is(read):
         find_gpu("a10"), key="board", name="NVIDIA A4500", sms=56, clock_ghz=1.65, tensor_tflops=94.6,
         fp32_tflops=23.7, memory_gbs=640,
     )  # fmt: skip
-    assert stored_fields(json.loads(json.dumps(gpu_fields(gpu))), "the ledger") == gpu
+    assert stored_fields(json.loads(json.dumps(asdict(gpu))), "the ledger") == gpu
 
 
 @pytest.mark.parametrize("own", known_gpus().values(), ids=lambda gpu: gpu.key)
 def test_every_board_of_ours_is_a_board_under_another_name(own):
-    assert stored_fields({**gpu_fields(own), "key": "copy"}, "a copy") == replace(own, key="copy")
+    assert stored_fields({**asdict(own), "key": "copy"}, "a copy") == replace(own, key="copy")
 
 
 def test_a_board_may_have_less_than_its_architecture_and_be_of_one_that_is_new(read):

@@ -21,7 +21,7 @@ from evoengine.errors import NothingFound, UsageError, hint
 
 if TYPE_CHECKING:
     from evoengine.accuracy.page import Row
-    from evoengine.records import Baseline
+    from evoengine.records import AnyBaseline
     from evoengine.tuning.measure import Agreement
 
 
@@ -188,7 +188,11 @@ def measure(
     return code
 
 
-def _baseline(baseline: Baseline) -> str:
+def _baseline(baseline: AnyBaseline) -> str:
+    from evoengine.records import RefusedBaseline
+
+    if isinstance(baseline, RefusedBaseline):
+        return f"baseline {baseline.name} was not timed: {baseline.reason}"
     return f"baseline {baseline.name}: {baseline.tflops:,.4g} TFLOPS, {baseline.median_us:,.1f} µs"
 
 

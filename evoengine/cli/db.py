@@ -29,27 +29,27 @@ def check(repair: bool, db: str | None) -> None:
     """
     from evoengine.cli.output import say, stdout
     from evoengine.cli.progress import LiveProgress
-    from evoengine.ledger.check import find_faults, mend
+    from evoengine.ledger.check import find_faults, repair_ledger
     from evoengine.ledger.optuna.study import optuna_storage, repair_studies, study_faults
     from evoengine.ledger.store import open_unchecked
 
     with LiveProgress() as live, open_unchecked(db) as ledger:
         say_which(db)
         faults = find_faults(ledger, live.stage)
-        if all(fault.mended for fault in faults):
+        if all(fault.repairable for fault in faults):
             live.stage("checking studies")
             storage = optuna_storage(ledger.url)  # after the check, because it creates missing tables of Optuna
             ledger.database.watch(storage.engine)
             faults += study_faults(storage, ledger)
             if repair and faults:
                 live.stage("repairing")
-                mend(ledger, live.say)
+                repair_ledger(ledger, live.say)
                 repair_studies(storage, ledger)
         summary = f"{ledger.count():,} trials"
     for fault in faults:
-        remedy = "" if not fault.mended else " (repaired)" if repair else " (--repair rebuilds it)"
+        remedy = "" if not fault.repairable else " (repaired)" if repair else " (--repair rebuilds it)"
         stdout.print(f"{fault.what}{remedy}", markup=False, highlight=False, soft_wrap=True)
-    lost = [fault for fault in faults if not fault.mended]
+    lost = [fault for fault in faults if not fault.repairable]
     if lost:
         raise MachineError("the ledger is damaged beyond repair; restore it from a copy (db backup)")
     if faults and not repair:

@@ -304,6 +304,7 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
         raise UsageError(f"--source prints only the source; leave {'--lineage' if with_lineage else '--json'} out")
     with reading(db) as ledger:
         candidate, profile = ledger.candidate(trial), ledger.profile(trial)
+        baselines = ledger.baselines(candidate.run)
         pruned = ledger.is_pruned(trial)
         known = ledger.ancestors(trial) if with_lineage else {}
     if with_source:
@@ -320,9 +321,9 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
         else:
             stdout.print(lineage(steps))
     elif as_json:
-        print_json(page_json(candidate, profile))
+        print_json(page_json(candidate, profile, baselines))
     else:
-        stdout.print(candidate_page(candidate), *([profile_page(profile)] if profile else []))
+        stdout.print(candidate_page(candidate, baselines), *([profile_page(profile)] if profile else []))
 
 
 def _why_no_source(candidate: Candidate) -> str:

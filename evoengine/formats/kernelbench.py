@@ -157,7 +157,7 @@ def _kernel(problem: Mapping[str, Any], found: Any, named: Mapping[str, Any]) ->
         return skeleton(problem), "1", "the model has several outputs"
     if "graph" not in found:
         return skeleton(problem), "1", "the model could not be traced"
-    tensors = {key: key for key, item in named.items() if "shape" in item}
+    tensors = {key: key if "shape" in item else f"(&{key})" for key, item in named.items()}
     try:
         text, steps = graph_kernel(found["graph"], tensors, problem["name"], parameters(problem))
         products = multiplications(found["graph"])

@@ -254,8 +254,9 @@ def _plus(text: str, shift: int) -> str:
 
 
 def _trace(probe: Probe, sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the operations of the model, inputs and weights first."""
+    """Return the operations of the model, inputs and weights first; each number is a tensor of no dimension."""
     model, inputs = probe.at(sizes)
+    inputs = [torch.tensor(value) if isinstance(value, float) else value for value in inputs]
     weights = _weights(model)
 
     def run(*given: Any) -> Any:

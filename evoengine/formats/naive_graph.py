@@ -45,7 +45,7 @@ class NoKernel(Exception):
 
 
 def graph_kernel(graph: Any, tensors: Mapping[str, str], entry: str, parameters: str) -> tuple[str, str]:
-    """Return the text of a kernel for the C names of the placeholders, and the number of steps of a thread's loops.
+    """Return the text of a kernel for the placeholders' pointers in C, and the number of steps of a thread's loops.
 
     The number is an expression of the sizes. Raises NoKernel.
     """

@@ -1,4 +1,4 @@
-"""Look after a whole ledger: find what is not as written or does not follow from the rest, mend it, take out runs."""
+"""Look after a whole ledger: find what is not as written or does not follow from the rest, repair it, remove runs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MOST_OF_A_TABLE = 5
 class Fault:
     what: str
     """a sentence"""
-    mended: bool
+    repairable: bool
     """whether it can be made again from the rest of the ledger"""
 
 
@@ -77,28 +77,28 @@ def find_faults(ledger: Ledger, on_stage: Callable[[str], None]) -> list[Fault]:
 def _look_through(session: Session, on_stage: Callable[[str], None]) -> list[Fault]:
     on_stage("checking the schema")
     missing = find_missing(session.connection())
-    faults = [Fault(what, mended=False) for what in _unreadable(missing)]
+    faults = [Fault(what, repairable=False) for what in _unreadable(missing)]
     if faults:
         return faults  # what follows reads them
     for index in missing.indexes:
         assert index.table is not None  # it is one of a table's
-        faults.append(Fault(f"the index {index.name} of the table {index.table.name} is missing", mended=True))
+        faults.append(Fault(f"the index {index.name} of the table {index.table.name} is missing", repairable=True))
     for view, wrong in sorted(damaged_views(session.connection()).items()):
-        faults.append(Fault(f"the view {view} {wrong}", mended=True))
+        faults.append(Fault(f"the view {view} {wrong}", repairable=True))
     for name, look in {"the file": _of_file, **_looks(), "chains": broken}.items():
         on_stage(f"checking {name}")
-        faults += [Fault(what, mended=False) for what in islice(look(session), MOST_OF_A_TABLE)]
-    if not all(fault.mended for fault in faults):
+        faults += [Fault(what, repairable=False) for what in islice(look(session), MOST_OF_A_TABLE)]
+    if not all(fault.repairable for fault in faults):
         return faults  # what follows from damaged rows is unknown
     if condemned := [row.id for row in of_one_death(session)]:
         faults.append(Fault(f"{spans(condemned)}: rejected because one process died, whoever had ended it", True))
     on_stage("checking what must hold")
-    faults += [Fault(what, mended=False) for what in islice(violated(session), MOST_OF_A_TABLE)]
+    faults += [Fault(what, repairable=False) for what in islice(violated(session), MOST_OF_A_TABLE)]
     on_stage("checking standings")
     try:
         check_standings(session)
     except Damaged as damaged:
-        faults.append(Fault(f"the stored ranking does not match the figures: {damaged}", mended=True))
+        faults.append(Fault(f"the stored ranking does not match the figures: {damaged}", repairable=True))
     for run in find_suspects(session):
         faults.append(Fault(f"run {run} is marked as running, but its process no longer sends heartbeats", True))
     return faults
@@ -429,7 +429,7 @@ def _packed_bytes(session: Session) -> int:
     return sum(session.scalar(select(func.sum(func.length(row.packed)))) or 0 for row in tables)
 
 
-# ── mended ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── repaired ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def require_proven(ledger: Ledger, trial: int) -> None:
@@ -440,7 +440,7 @@ def require_proven(ledger: Ledger, trial: int) -> None:
             raise Broken(what)
 
 
-def mend(ledger: Ledger, echo: Callable[[str], None]) -> None:
+def repair_ledger(ledger: Ledger, echo: Callable[[str], None]) -> None:
     """Derive again what follows from the rest of the ledger, and take killed runs from their processes."""
     ledger.await_killed(lambda run: True, echo)
     with ledger.database.writing() as session:

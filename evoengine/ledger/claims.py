@@ -18,10 +18,10 @@ from evoengine.errors import UsageError
 from evoengine.ledger import integrity
 from evoengine.ledger.integrity import checked_columns, insert_new
 from evoengine.ledger.ranking import update_standing
-from evoengine.ledger.rows import OF_SOURCE, to_measurement
+from evoengine.ledger.rows import OF_SOURCE, to_record
 from evoengine.ledger.tables import Base, CandidateRow, ClaimRow, MeasurementRow, RunRow, UtcDateTime, VerdictRow
 from evoengine.ledger.transactions import Database, patient
-from evoengine.records import DEATHS, EXECUTOR, RUNNING, Kind, Outcome
+from evoengine.records import DEATHS, EXECUTOR, RUNNING, Kind, Measurement, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,7 @@ class Claims:
             .join(RunRow, RunRow.id == CandidateRow.run_id)
             .where(CandidateRow.id.in_(trials), CandidateRow.outcome.is_(None), RunRow.status == RUNNING)
         )
-        with self.database.reading() as session:
-            return set(trials) - set(session.scalars(in_flight))
+        return set(trials) - {trial for (trial,) in self.database.rows(in_flight)}
 
     @patient
     def take_over(self, key: str, original: int, trial: int, *, timed: bool) -> Outcome:
@@ -150,7 +149,7 @@ def _take_over(session: Session, key: str, original: int, trial: int, timed: boo
 
 
 def _is_of_evaluation(figure: MeasurementRow, ended_at: datetime, timed: bool) -> bool:
-    read = to_measurement(figure)
+    read = to_record(Measurement, figure)
     if read.kind is Kind.ESTIMATED:  # of what was timed, a prediction may come in after the time
         return True
     return timed and figure.taken_at <= ended_at and "place" not in read.terms

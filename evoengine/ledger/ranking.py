@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, or_, select, text
+from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, or_, select, text, true
 from sqlalchemy.orm import Session, aliased
 
 from evoengine.ledger.integrity import Damaged, RowReader, execute, insert_new
@@ -66,6 +66,11 @@ class _Figure:
     source: str
     """the source's SHA-256, or the configuration's key where no source is known"""
     ranking: Mapping[str, Any]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Return the values of `_KEY`."""
+        return tuple(self.ranking.values())
 
     def standing(self) -> dict[str, Any]:
         """Return the candidate's row of `standings` before finals are counted, without its ranking."""
@@ -123,11 +128,6 @@ def _counting(rows: Iterable[Row[Any]]) -> Iterator[_Figure]:
             yield chosen
 
 
-def _counting_between(session: Session, first: int, last: int, run: int | None) -> list[_Figure]:
-    wanted = _FIGURES.where(CandidateRow.id.between(first, last))
-    return list(_counting(session.execute(wanted if run is None else wanted.where(CandidateRow.run_id == run))))
-
-
 # ── kept up to date ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 _FALL = text("DELETE FROM standings WHERE candidate_id = :trial RETURNING ranking_id, final_of_run")
@@ -172,15 +172,14 @@ def _find(connection: Connection, figure: _Figure, *, alone: bool = False) -> An
 
     On PostgreSQL, locks it against those who count its finals and, with `alone`, against those who add to it.
     """
-    key = tuple(figure.ranking.values())
     if connection.dialect.name == "postgresql":
         lock = "UPDATE" if alone else "KEY SHARE"
-        execute(connection, f"SELECT r.id FROM rankings r WHERE {_SAME} FOR {lock}", *key)
-    found = execute(connection, _BEFORE, figure.trial, *key).one_or_none()
+        execute(connection, f"SELECT r.id FROM rankings r WHERE {_SAME} FOR {lock}", *figure.key)
+    found = execute(connection, _BEFORE, figure.trial, *figure.key).one_or_none()
     if found is not None:
         return found
     insert_new(connection, RankingRow, figure.ranking)
-    return execute(connection, _BEFORE, figure.trial, *key).one()
+    return execute(connection, _BEFORE, figure.trial, *figure.key).one()
 
 
 def rebuild(session: Session, run: int | None = None) -> None:
@@ -188,23 +187,22 @@ def rebuild(session: Session, run: int | None = None) -> None:
     connection = session.connection()
     connection.execute(delete(StandingRow) if run is None else delete(StandingRow).where(StandingRow.run_id == run))
     rankings: dict[tuple[Any, ...], int] = {}
-    for first, last in _spans(session, run):
-        rows = []
-        for figure in _counting_between(session, first, last, run):
-            key = tuple(figure.ranking.values())
-            if key not in rankings:
-                rankings[key] = _find(connection, figure).id
-            rows.append(figure.standing() | {"ranking_id": rankings[key]})
-        if rows:
+    for _, _, figures in _spans(session, run):
+        for figure in figures:
+            if figure.key not in rankings:
+                rankings[figure.key] = _find(connection, figure).id
+        if figures:
+            rows = [figure.standing() | {"ranking_id": rankings[figure.key]} for figure in figures]
             connection.execute(insert(StandingRow), rows)
     count_all_finals(connection)
 
 
-def _spans(session: Session, run: int | None = None) -> Iterator[tuple[int, int]]:
-    """Yield the first and last number of trials that are read together."""
-    wanted = select(CandidateRow.id).order_by(CandidateRow.id)
-    for some in batches(session.scalars(wanted if run is None else wanted.where(CandidateRow.run_id == run)).all()):
-        yield some[0], some[-1]
+def _spans(session: Session, run: int | None = None) -> Iterator[tuple[int, int, list[_Figure]]]:
+    """Yield the first and last number of trials that are read together, and the figures by which they count."""
+    of_run = true() if run is None else CandidateRow.run_id == run
+    for some in batches(session.scalars(select(CandidateRow.id).where(of_run).order_by(CandidateRow.id)).all()):
+        wanted = _FIGURES.where(of_run, CandidateRow.id.between(some[0], some[-1]))
+        yield some[0], some[-1], list(_counting(session.execute(wanted)))
 
 
 # ── finals ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -411,11 +409,10 @@ def check_standings(session: Session) -> None:
     connection = session.connection()
     by_key = {tuple(getattr(r, name) for name in _KEY): r.id for r in session.scalars(select(RankingRow))}
     names = ("run_id", "figure_id", "us", "final_of_run", "final_place", "ranking_id")
-    for first, last in _spans(session):
+    for first, last, figures in _spans(session):
         expected = {}
-        for figure in _counting_between(session, first, last, None):
-            ranking = by_key.get(tuple(figure.ranking[name] for name in _KEY))
-            standing = figure.standing() | {"ranking_id": ranking}
+        for figure in figures:
+            standing = figure.standing() | {"ranking_id": by_key.get(figure.key)}
             expected[figure.trial] = tuple(standing[name] for name in names)
         columns = [getattr(StandingRow, name) for name in names]
         rows = session.execute(

@@ -28,8 +28,6 @@ from evoengine.records import PENDING, Config, KernelResources, Kind, Measuremen
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
 
-FIRST_BATCH = 100
-"""of those that are read from the last one back: mostly a page of them is shown"""
 _candidates = RowReader(
     CandidateRow, ("run_id", "problem", "gpu", "outcome", "config", "parents", "operator", "reason")
 )
@@ -72,28 +70,24 @@ class Trial:
     """dynamic and static, per block; None before it was rendered, and where resources were not asked for"""
 
 
-def read_trials(
-    reading: Reading, wanted: Select[Any], *, resources: bool, newest_first: bool = False, kind: Kind | None = None
-) -> Iterator[Trial]:
+def read_trials(reading: Reading, wanted: Select[Any], *, resources: bool, kind: Kind | None = None) -> Iterator[Trial]:
     """Yield trials in the order of their numbers.
 
     `wanted` selects from the candidates; with `resources` registers and shared memory are read too, with `kind` only
     figures of that kind.
     """
     listed = wanted.join(RunRow, RunRow.id == CandidateRow.run_id)
-    listed = listed.order_by(CandidateRow.id.desc() if newest_first else CandidateRow.id)
-    of_batch, size = listed, FIRST_BATCH if newest_first else BATCH
+    of_batch = listed = listed.order_by(CandidateRow.id)
     while True:
         with reading() as session:
             rows = session.execute(
-                of_batch.limit(size).with_only_columns(*_candidates.columns, RunRow.imported_from)
+                of_batch.limit(BATCH).with_only_columns(*_candidates.columns, RunRow.imported_from)
             ).all()
             trials = _trials(session, rows, resources, kind)
         yield from trials
-        if len(rows) < size:
+        if len(rows) < BATCH:
             return
-        last = trials[-1].trial
-        of_batch, size = listed.where(CandidateRow.id < last if newest_first else CandidateRow.id > last), BATCH
+        of_batch = listed.where(CandidateRow.id > trials[-1].trial)
 
 
 def read_numbered(
@@ -234,8 +228,7 @@ class TrialLists:
             return Last(last, 0)
         if wanted.condition or wanted.families:
             return Last(last, None)
-        with self._ledger.database.reading() as session:
-            total = session.scalars(narrowed(select(func.count(CandidateRow.id)), wanted)).one()
+        total = self._ledger.database.scalar(narrowed(select(func.count(CandidateRow.id)), wanted))
         return Last(last, total - count)
 
     def listed(self, trials: Sequence[int]) -> Iterator[Trial]:
@@ -259,8 +252,8 @@ class TrialLists:
         """
         of_target = Wanted(wanted.run, wanted.problem, wanted.gpu)
         some = narrowed(select(CandidateRow.id), of_target)
-        with self._ledger.database.reading() as session:
-            missing = [n for n in sorted(names) if session.scalar(some.where(_knob(n).is_not(None)).limit(1)) is None]
+        scalar = self._ledger.database.scalar
+        missing = [n for n in sorted(names) if scalar(some.where(_knob(n).is_not(None)).limit(1)) is None]
         if not missing:
             return [], []
         return missing, sorted(self.knobs_of(self.last_matching(of_target, KNOBS_FROM).trials))
@@ -272,11 +265,10 @@ class TrialLists:
         grouped = narrowed(select(CandidateRow.outcome, family, func.count(CandidateRow.id)), of_target)
         outcomes: dict[str, int] = {}
         families: set[str] = set()
-        with self._ledger.database.reading() as session:
-            for outcome, of_family, trials in session.execute(grouped.group_by(CandidateRow.outcome, family)):
-                name = outcome or PENDING
-                outcomes[name] = outcomes.get(name, 0) + trials
-                families |= {of_family} if of_family is not None else set()
+        for outcome, of_family, trials in self._ledger.database.rows(grouped.group_by(CandidateRow.outcome, family)):
+            name = outcome or PENDING
+            outcomes[name] = outcomes.get(name, 0) + trials
+            families |= {of_family} if of_family is not None else set()
         return outcomes, sorted(families)
 
     def _numbers(self, wanted: Wanted, at_most: int | None = None) -> Iterator[int]:
@@ -284,9 +276,8 @@ class TrialLists:
         if wanted.condition:
             yield from self._picked(wanted, wanted.condition)
             return
-        with self._ledger.database.reading() as session:
-            numbers = narrowed(select(CandidateRow.id), wanted).order_by(CandidateRow.id.desc()).limit(at_most)
-            yield from session.scalars(numbers).all()
+        numbers = narrowed(select(CandidateRow.id), wanted).order_by(CandidateRow.id.desc()).limit(at_most)
+        yield from (number for (number,) in self._ledger.database.rows(numbers))
 
     def _picked(self, wanted: Wanted, condition: Condition) -> Iterator[int]:
         last: int | None = None
@@ -367,8 +358,8 @@ class Targets:
 
     def known_gpu(self, name: str | None) -> str | None:
         """Return the name. Raises UsageError if neither a run here nor evoengine has a GPU of that name."""
-        with self._ledger.database.reading() as session:
-            held = name is None or session.scalar(select(RunRow.id).where(RunRow.gpu == name).limit(1)) is not None
+        of_gpu = select(RunRow.id).where(RunRow.gpu == name).limit(1)
+        held = name is None or self._ledger.database.scalar(of_gpu) is not None
         return name if held else find_gpu(str(name)).key
 
     def last(self, gpu: str | None, problem: str | None) -> tuple[str, str]:
@@ -388,16 +379,14 @@ class Targets:
     def _last(self, gpu: str | None, conditions: Sequence[ColumnElement[bool]]) -> tuple[str, str] | None:
         of_gpu = [] if gpu is None else [RunRow.gpu == gpu]
         runs = select(RunRow.gpu, RunRow.problem).where(*of_gpu, *conditions)
-        with self._ledger.database.reading() as session:
-            found = session.execute(runs.order_by(RunRow.id.desc()).limit(1)).one_or_none()
-        return None if found is None else (found[0], found[1])
+        found = self._ledger.database.rows(runs.order_by(RunRow.id.desc()).limit(1))
+        return (found[0][0], found[0][1]) if found else None
 
     def problems_of(self, workload: str, gpu: str) -> list[str]:
         """Return the problems of a workload, by its name, that runs for a GPU had, the latest first."""
         of_both = RunRow.gpu == gpu, RunRow.problem.startswith(f"{workload}:", autoescape=True)
         problems = select(RunRow.problem).where(*of_both).group_by(RunRow.problem).order_by(func.max(RunRow.id).desc())
-        with self._ledger.database.reading() as session:
-            return list(session.scalars(problems))
+        return [problem for (problem,) in self._ledger.database.rows(problems)]
 
     def last_of(self, workload: str, gpu: str | None) -> tuple[str, str]:
         """Return GPU and problem of a workload's last run, by its name; raises NothingFound if there is none."""
@@ -411,17 +400,16 @@ class Targets:
         ranked = CandidateRow.outcome.in_([str(o) for o in Outcome if o.ranked])
         grouped = select(CandidateRow.problem, CandidateRow.gpu).where(ranked)
         grouped = grouped.group_by(CandidateRow.problem, CandidateRow.gpu).order_by(func.max(CandidateRow.id).desc())
-        with self._ledger.database.reading() as session:
-            return [(problem, gpu) for problem, gpu in session.execute(grouped)]
+        return [(problem, gpu) for problem, gpu in self._ledger.database.rows(grouped)]
 
     def last_definition(self, problem: str) -> str | None:
         """Return the problem.json that the last run for this problem kept; None if none kept one."""
         kept = select(RunRow.definition).where(RunRow.problem == problem, RunRow.definition.is_not(None))
-        with self._ledger.database.reading() as session:
-            return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
+        found: str | None = self._ledger.database.scalar(kept.order_by(RunRow.id.desc()).limit(1))
+        return found
 
     def gpu_definition(self, gpu: str) -> dict[str, Any] | None:
         """Return the fields of the GPU that a file described to the last run on it; None if none did."""
         kept = select(RunRow.gpu_definition).where(RunRow.gpu == gpu, RunRow.gpu_definition.is_not(None))
-        with self._ledger.database.reading() as session:
-            return session.scalar(kept.order_by(RunRow.id.desc()).limit(1))
+        found: dict[str, Any] | None = self._ledger.database.scalar(kept.order_by(RunRow.id.desc()).limit(1))
+        return found

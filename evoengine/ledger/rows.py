@@ -8,10 +8,12 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
-from functools import lru_cache
+from dataclasses import asdict, fields, is_dataclass
+from enum import Enum
+from functools import cache, lru_cache
 from itertools import islice
-from typing import Any, TypedDict, TypeVar, cast
+from types import NoneType, UnionType
+from typing import Any, TypedDict, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from sqlalchemy import Connection, bindparam, select, text
 from sqlalchemy.orm import Session, joinedload, selectinload
@@ -34,23 +36,21 @@ from evoengine.ledger.tables import (
 from evoengine.records import (
     EMULATOR,
     EXECUTOR,
-    L2,
+    UNKNOWN_POLICY,
+    AnyBaseline,
     Baseline,
     Binary,
     Candidate,
-    CaseResult,
-    Clocks,
-    Coverage,
     Device,
     KernelResources,
     Kind,
     Launch,
-    LaunchMode,
     Measurement,
     NextKernel,
     Outcome,
     Policy,
     Profile,
+    RefusedBaseline,
     Run,
     Source,
     Verdict,
@@ -67,7 +67,6 @@ _BINARY_COLUMNS = tuple(name for name in Binary.__slots__ if name not in ("listi
 """a listing is made from the cubin when it is needed"""
 OF_SOURCE = "source_sha256 entry grid_x grid_y grid_z threads block_y block_z shared_bytes next_kernels".split()
 """columns of a candidate's row that its source fills"""
-_ERRORS = ("max_error", "mean_error", "allowed")
 
 
 def batches(values: Iterable[T], size: int | None = None) -> Iterator[list[T]]:
@@ -77,21 +76,88 @@ def batches(values: Iterable[T], size: int | None = None) -> Iterator[list[T]]:
         yield some
 
 
-def to_json_number(value: float | None) -> float | str | None:
-    """Return the number as JSON, which has no NaN and no infinity: those become "nan", "inf" and "-inf"."""
-    return value if value is None or math.isfinite(value) else str(float(value))
+# ── records as columns and as JSON ────────────────────────────────────────────────────────────────────────────────────
 
 
-def from_json_number(value: float | str | None) -> float | None:
-    return float(value) if isinstance(value, str) else value
+def to_json(value: object) -> Any:
+    """Return a value as JSON, which has no NaN and no infinity: those become "nan", "inf" and "-inf"."""
+    if isinstance(value, Enum):
+        return str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {name: to_json(of_name) for name, of_name in value.items()}
+    if isinstance(value, (tuple, list)):
+        return list(map(to_json, value))
+    if is_dataclass(value):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    return value
 
 
-def numbers_to_json(values: Iterable[float]) -> list[object]:
-    return [to_json_number(v) for v in values]
+@cache
+def json_reader(kind: Any) -> Callable[[Any], Any]:
+    """Return what reads a value of the type `kind` from what `to_json` makes of it.
+
+    The function raises KeyError, TypeError or ValueError if a part is missing, unknown or of another type.
+    """
+    origin, parts = get_origin(kind), [part for part in get_args(kind) if part is not NoneType]
+    if origin is UnionType and len(parts) == 1:
+        read = json_reader(parts[0])
+        return lambda value: None if value is None else read(value)
+    if origin is tuple:
+        item = json_reader(parts[0])
+        return lambda value: tuple(map(item, value))
+    if origin is Mapping:
+        of_name = json_reader(parts[1])
+        return lambda value: {name: of_name(part) for name, part in value.items()}
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = get_type_hints(kind)
+        made: Callable[..., Any] = kind
+        return lambda value: made(**{name: json_reader(hints[name])(part) for name, part in value.items()})
+    return kind if kind is float or (isinstance(kind, type) and issubclass(kind, Enum)) else lambda value: value
 
 
-def numbers_from_json(values: Iterable[Any]) -> tuple[float, ...]:
-    return tuple(float(v) for v in values)
+ROW_OF: Mapping[type, type[Base]] = {
+    Verdict: VerdictRow,
+    Measurement: MeasurementRow,
+    Baseline: BaselineRow,
+    RefusedBaseline: BaselineRow,
+    Profile: ProfileRow,
+}
+"""records of which a row has a column for each field of its name"""
+
+
+@cache
+def _columns(kind: Any) -> dict[str, Callable[[Any], Any]]:
+    """Return what reads each column of a record's row. A number that is not in JSON is kept as it is."""
+    hints = get_type_hints(kind)
+    shared = [name for name in hints if name in ROW_OF[kind].__table__.columns]
+    plain = (float, float | None)
+    return {name: (lambda v: v) if hints[name] in plain else json_reader(hints[name]) for name in shared}
+
+
+def record_values(record: Verdict | Measurement | AnyBaseline | Profile) -> dict[str, object]:
+    """Return the columns of a record's row, without the time at which it was taken."""
+    kind: Any = type(record)
+    values = {name: getattr(record, name) for name in _columns(kind) if name != "taken_at"}
+    values = {name: value if isinstance(value, float) else to_json(value) for name, value in values.items()}
+    if isinstance(record, Verdict):
+        values["short_only"] = None if record.whole else 1
+    if isinstance(record, RefusedBaseline):
+        values |= {"samples_us": [], "policy": to_json(UNKNOWN_POLICY)}
+    return values
+
+
+def to_record(kind: type[T], row: Any) -> T:
+    """Return the record of a row, or of what has its columns as attributes; see `json_reader` for errors."""
+    columns: Mapping[str, Callable[[Any], Any]] = _columns(cast(Any, kind))
+    values = {name: read(getattr(row, name)) for name, read in columns.items()}
+    return kind(**values, **({"whole": not row.short_only} if kind is Verdict else {}))
+
+
+def to_baseline(row: Any) -> AnyBaseline:
+    """Return the record of a baseline that was timed, or of one that was refused; see `to_record`."""
+    return to_record(Baseline, row) if row.reason is None else to_record(RefusedBaseline, row)
 
 
 _BINARY = select(BinaryRow.id).where(
@@ -178,31 +244,6 @@ def named(record: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names}
 
 
-_VERDICT = ("device", "reason", "wall_ms", "gate_version")
-
-
-def verdict_values(verdict: Verdict) -> dict[str, object]:
-    cases = [asdict(case) for case in verdict.cases]
-    for case in cases:
-        case.update({name: to_json_number(case[name]) for name in _ERRORS})
-    return named(verdict, _VERDICT) | {
-        "outcome": str(verdict.outcome) if verdict.outcome else None,
-        "cases": cases,
-        "coverage": asdict(verdict.coverage) if verdict.coverage else None,
-        "short_only": None if verdict.whole else 1,
-    }
-
-
-def to_verdict(row: VerdictRow) -> Verdict:
-    return Verdict(
-        outcome=Outcome(row.outcome) if row.outcome else None,
-        cases=tuple(map(_to_case, row.cases)),
-        coverage=Coverage(**row.coverage | {"missing": tuple(row.coverage["missing"])}) if row.coverage else None,
-        whole=not row.short_only,
-        **named(row, (*_VERDICT, "taken_at")),
-    )
-
-
 class LastVerdicts(TypedDict):
     """By the names of a Candidate's fields."""
 
@@ -219,39 +260,6 @@ def last_verdicts(verdicts: Sequence[Verdict]) -> LastVerdicts:
     by_text = [v for v in verdicts if v.device == EMULATOR]
     others = [v for v in verdicts if v.device not in (EXECUTOR, EMULATOR)] or by_text
     return {"verdict": others[-1] if others else None, "binary_verdict": by_binary[-1] if by_binary else None}
-
-
-def _to_case(case: dict[str, Any]) -> CaseResult:
-    for name in _ERRORS:
-        case[name] = from_json_number(case[name])
-    return CaseResult(**case)
-
-
-_MEASUREMENT = ("device", "tflops", "median_us", "vs_baseline", "suspect", "normalised_us")
-
-
-def measurement_values(measurement: Measurement) -> dict[str, object]:
-    return named(measurement, _MEASUREMENT) | {
-        "kind": str(measurement.kind),
-        "policy": measurement.policy and asdict(measurement.policy),
-        "samples_us": numbers_to_json(measurement.samples_us),
-        "terms": {name: to_json_number(v) for name, v in measurement.terms.items()},
-    }
-
-
-def to_measurement(row: MeasurementRow) -> Measurement:
-    return Measurement(
-        kind=Kind(row.kind),
-        samples_us=numbers_from_json(row.samples_us),
-        terms={name: float(v) for name, v in row.terms.items()},
-        policy=None if row.policy is None else to_policy(row.policy),
-        **named(row, (*_MEASUREMENT, "taken_at")),
-    )
-
-
-def to_policy(values: Mapping[str, Any]) -> Policy:
-    """Read a policy. Raises KeyError or ValueError if a part is missing or unknown."""
-    return Policy(LaunchMode(values["launch"]), L2(values["l2"]), Clocks(values["clocks"]), values["batch"])
 
 
 FIGURES = RowReader(
@@ -284,7 +292,8 @@ def _read_terms(text: str, names: Sequence[str]) -> Mapping[str, float]:
 def _read_policy(text: str | None) -> Policy | None:
     """Read a policy. A ledger has few of them, and a figure each."""
     values = None if text is None else json.loads(text)
-    return None if values is None else to_policy(values)
+    policy: Policy | None = json_reader(Policy | None)(values)
+    return policy
 
 
 def most_trusted(figures: Sequence[Measurement]) -> Measurement | None:
@@ -300,29 +309,6 @@ def last_sustained(figures: Sequence[Measurement]) -> Measurement | None:
 def most_trusted_kind(figures: Iterable[Measurement]) -> Kind:
     """Return the most trusted kind of several figures; of none, the kind that claims least."""
     return min((m.kind for m in figures), key=precedence, default=Kind.ESTIMATED)
-
-
-_BASELINE = ("name", "device", "median_us", "tflops")
-
-
-def baseline_values(baseline: Baseline) -> dict[str, object]:
-    stated = {"samples_us": numbers_to_json(baseline.samples_us), "policy": asdict(baseline.policy)}
-    return named(baseline, _BASELINE) | stated
-
-
-def to_baseline(row: BaselineRow) -> Baseline:
-    samples, policy = numbers_from_json(row.samples_us), to_policy(row.policy)
-    return Baseline(samples_us=samples, policy=policy, **named(row, (*_BASELINE, "taken_at")))
-
-
-def profile_values(profile: Profile) -> dict[str, object]:
-    figures = {name: to_json_number(value) for name, value in profile.figures.items()}
-    return {"tool": profile.tool, "device": profile.device, "figures": figures, "remarks": list(profile.remarks)}
-
-
-def to_profile(row: ProfileRow) -> Profile:
-    figures = {name: float(value) for name, value in row.figures.items()}
-    return Profile(row.tool, row.device, figures, tuple(row.remarks), row.taken_at)
 
 
 _CANDIDATE = (
@@ -349,14 +335,14 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
     It has no source where that was pruned.
     """
     _require_named_rows(row)
-    figures = [to_measurement(m) for m in row.measurements]
+    figures = [to_record(Measurement, m) for m in row.measurements]
     return Candidate(
         trial=row.id,
         run=row.run_id,
         outcome=Outcome(row.outcome) if row.outcome else None,
         source=_to_source(row),
         binary=to_binary(row.binary, with_cubin) if row.binary else None,
-        **last_verdicts([to_verdict(v) for v in row.verdicts]),
+        **last_verdicts([to_record(Verdict, v) for v in row.verdicts]),
         measurement=most_trusted(figures),
         parents=tuple(row.parents),
         sustained=last_sustained(figures),

@@ -238,7 +238,7 @@ def _of_dialect(query: str, dialect: str) -> str:
     return first + "".join(f"{taken(inner)}{rest}" for inner, _, rest in (part.partition("}") for part in parts))
 
 
-REVISIONS = [f"{number:04}" for number in range(1, 13)]
+REVISIONS = [f"{number:04}" for number in range(1, 14)]
 """of the schema, oldest first"""
 UNKNOWN = json.dumps(asdict(UNKNOWN_POLICY))
 """of figures from before schema 0005"""
@@ -291,6 +291,12 @@ def _take(steps: Sequence[tuple[str, Step]], held: str, op: Operations) -> None:
 def _allow_figures_without_tflops(op: Operations) -> None:
     with op.batch_alter_table("measurements") as measurements:
         measurements.alter_column("tflops", nullable=True)
+
+
+def _allow_baselines_without_a_time(op: Operations) -> None:
+    with op.batch_alter_table("baselines") as baselines:
+        baselines.alter_column("median_us", nullable=True)
+        baselines.alter_column("tflops", nullable=True)
 
 
 def _name_policies_of_baselines(op: Operations) -> None:
@@ -436,6 +442,7 @@ BEFORE: list[tuple[str, Step]] = [
     ("0011", _rename_checksums),
     ("0012", "DROP TABLE IF EXISTS standings"),
     ("0012", "DROP TABLE IF EXISTS rankings"),
+    ("0013", _allow_baselines_without_a_time),
 ]
 """schema that a step came with, and the step"""
 AFTER: list[tuple[str, Step]] = [

@@ -49,16 +49,12 @@ from evoengine.ledger.runs import (
 )
 from evoengine.ledger.schema import REVISIONS
 from evoengine.ledger.tables import (
-    Base,
     BaselineRow,
     BinaryRow,
     CandidateRow,
     HeartbeatRow,
-    MeasurementRow,
-    ProfileRow,
     RunRow,
     SourceRow,
-    VerdictRow,
 )
 from evoengine.ledger.transactions import Database, patient
 from evoengine.objectives import DEFAULT
@@ -67,6 +63,7 @@ from evoengine.records import (
     KILLED,
     PENDING,
     RUNNING,
+    AnyBaseline,
     Baseline,
     Binary,
     Candidate,
@@ -81,7 +78,6 @@ from evoengine.records import (
     config_key,
 )
 
-Row = TypeVar("Row", bound=Base)
 Record = TypeVar("Record")
 CANDIDATE_BATCH = 200
 """candidates that are read together, with their sources"""
@@ -249,8 +245,7 @@ class Ledger:
         """Return how many trials of a run count: judged, and no duplicates."""
         counting = [str(o) for o in Outcome if o.judged and o is not Outcome.DUPLICATE]
         of_run = select(func.count()).where(CandidateRow.run_id == run, CandidateRow.outcome.in_(counting))
-        with self.database.reading() as session:
-            return session.scalars(of_run).one()
+        return int(self.database.scalar(of_run))
 
     def seconds_spent(self, run: int) -> float:
         """Return the seconds that the processes of a run have taken so far."""
@@ -306,17 +301,18 @@ class Ledger:
 
     def is_empty(self) -> bool:
         """Return whether the ledger holds no trial."""
-        with self.database.reading() as session:
-            return session.scalar(select(CandidateRow.id).limit(1)) is None
+        return self.database.scalar(select(CandidateRow.id).limit(1)) is None
 
     @patient
-    def record_baseline(self, run: int, baseline: Baseline) -> None:
+    def record_baseline(self, run: int, baseline: AnyBaseline) -> None:
         with self.database.writing() as session:
-            session.add(BaselineRow(run_id=run, taken_at=utc_now(), **rows.baseline_values(baseline)))
+            session.add(BaselineRow(run_id=run, taken_at=utc_now(), **rows.record_values(baseline)))
 
-    def baselines(self, run: int) -> list[Baseline]:
+    def baselines(self, run: int) -> list[AnyBaseline]:
         """Return the baselines of a run, oldest first."""
-        return self._records(rows.to_baseline, BaselineRow, run_id=run)
+        with self.database.reading() as session:
+            found = session.scalars(select(BaselineRow).filter_by(run_id=run).order_by(BaselineRow.id))
+            return [rows.to_baseline(row) for row in found]
 
     @patient
     def long_run_us(self, run: int, baseline: Baseline) -> float:
@@ -335,12 +331,13 @@ class Ledger:
                 RunRow.gpu == this.gpu,
                 RunRow.device_id == this.device_id,
                 BaselineRow.name == baseline.name,
+                BaselineRow.reason.is_(None),
                 RunRow.imported_from.is_(None),
             )
         )
         with self.database.reading() as session:
             known = [rows.to_baseline(row) for row in session.scalars(like)]
-        times = [b.median_us for b in known if b.policy == baseline.policy]
+        times = [b.median_us for b in known if isinstance(b, Baseline) and b.policy == baseline.policy]
         return statistics.median(times or [baseline.median_us])
 
     @patient
@@ -429,19 +426,19 @@ class Ledger:
     @patient
     def record_verdict(self, trial: int, verdict: Verdict) -> None:
         with self.database.write_connection() as connection:
-            _insert_taken(connection, VerdictRow, trial, utc_now(), rows.verdict_values(verdict))
+            _insert_taken(connection, trial, utc_now(), verdict)
             update_standing(connection, trial)
 
     @patient
     def record_measurement(self, trial: int, measurement: Measurement) -> None:
         with self.database.write_connection() as connection:
-            _insert_taken(connection, MeasurementRow, trial, utc_now(), rows.measurement_values(measurement))
+            _insert_taken(connection, trial, utc_now(), measurement)
             update_standing(connection, trial)
 
     @patient
     def record_profile(self, trial: int, profile: Profile) -> None:
         with self.database.write_connection() as connection:
-            _insert_taken(connection, ProfileRow, trial, utc_now(), rows.profile_values(profile))
+            _insert_taken(connection, trial, utc_now(), profile)
 
     @patient
     def finish(
@@ -469,10 +466,9 @@ class Ledger:
         figure: Measurement | None,
     ) -> None:
         now = utc_now()
-        for verdict in verdicts:
-            _insert_taken(connection, VerdictRow, trial, now, rows.verdict_values(verdict))
-        if figure:
-            _insert_taken(connection, MeasurementRow, trial, now, rows.measurement_values(figure))
+        taken: list[Verdict | Measurement] = [*verdicts, *filter(None, [figure])]
+        for record in taken:
+            _insert_taken(connection, trial, now, record)
         self.database.finished.append(trial)
         if versions := [v.gate_version for v in verdicts if v.gate_version is not None]:
             end["gate_version"] = min(versions)
@@ -491,8 +487,7 @@ class Ledger:
         found = self._load(select(CandidateRow).where(CandidateRow.id == trial), with_cubin)
         if found:
             return found[0]
-        with self.database.reading() as session:
-            first, last = session.execute(select(func.min(CandidateRow.id), func.max(CandidateRow.id))).one()
+        [(first, last)] = self.database.rows(select(func.min(CandidateRow.id), func.max(CandidateRow.id)))
         if last is None:
             raise NothingFound(f"the ledger holds no trial yet: {hint('search', db=self.db)} fills it")
         raise UsageError(f"there is no trial {trial}: the ledger's are numbered {first} to {last}")
@@ -512,18 +507,17 @@ class Ledger:
         ranked: bool = False,
         outcomes: Collection[Outcome | None] = (),
         resources: bool = False,
-        newest_first: bool = False,
     ) -> Iterator[Trial]:
         """Yield what a list shows of each trial, in the order of their numbers, reading a batch at a time.
 
         `ranked` selects ranked trials, else `outcomes` those that ended so (None: unfinished). `resources` adds
-        registers and shared memory. `newest_first` reverses the order, for callers that stop early.
+        registers and shared memory.
         """
         named = [str(o) if o else PENDING for o in outcomes]
         if ranked:
             named = [str(o) for o in Outcome if o.ranked]
         wanted = narrowed(select(CandidateRow.id), Wanted(run, problem, gpu, named))
-        return read_trials(self.database.reading, wanted, resources=resources, newest_first=newest_first)
+        return read_trials(self.database.reading, wanted, resources=resources)
 
     def candidates_by_id(self, trials: Sequence[int]) -> Iterator[Candidate]:
         """Yield the candidates of these numbers, in their order and a batch at a time, without cubins."""
@@ -532,9 +526,7 @@ class Ledger:
 
     def count(self, problem: str | None = None, gpu: str | None = None, *, run: int | None = None) -> int:
         """Return how many trials there are, narrowed by what is given."""
-        with self.database.reading() as session:
-            counted = narrowed(select(func.count(CandidateRow.id)), Wanted(run, problem, gpu))
-            return session.scalars(counted).one()
+        return int(self.database.scalar(narrowed(select(func.count(CandidateRow.id)), Wanted(run, problem, gpu))))
 
     def ancestors(self, trial: int) -> dict[int, Trial]:
         """Return a trial and all that it came from, of the same problem and GPU, by number."""
@@ -569,8 +561,7 @@ class Ledger:
         """Return whose kernel each trial of a run has, in their order."""
         columns = (CandidateRow.id, CandidateRow.source_sha256, CandidateRow.taken_from)
         of_run = select(*columns).where(CandidateRow.run_id == run).order_by(CandidateRow.id)
-        with self.database.reading() as session:
-            return {trial: Origin(sha256, taken_from) for trial, sha256, taken_from in session.execute(of_run)}
+        return {trial: Origin(sha256, taken_from) for trial, sha256, taken_from in self.database.rows(of_run)}
 
     def source_text(self, sha256: str) -> str | None:
         """Return the text of a source; None if it was pruned."""
@@ -581,9 +572,7 @@ class Ledger:
     def is_pruned(self, trial: int) -> bool:
         """Return whether the trial had a source that `evoengine db prune` deleted."""
         of_trial = select(SourceRow.sha256).join(CandidateRow, CandidateRow.source_sha256 == SourceRow.sha256)
-        with self.database.reading() as session:
-            pruned = of_trial.where(CandidateRow.id == trial, SourceRow.packed.is_(None))
-            return session.scalar(pruned) is not None
+        return self.database.scalar(of_trial.where(CandidateRow.id == trial, SourceRow.packed.is_(None))) is not None
 
     def finished_trials(self, run: int | None = None) -> dict[int, list[int]]:
         """Return by run its trials that have ended, in their order; of one run or of all."""
@@ -591,30 +580,31 @@ class Ledger:
         if run is not None:
             ended = ended.where(CandidateRow.run_id == run)
         trials: dict[int, list[int]] = {}
-        with self.database.reading() as session:
-            for run, trial in session.execute(ended.order_by(CandidateRow.id)):
-                trials.setdefault(run, []).append(trial)
+        for run, trial in self.database.rows(ended.order_by(CandidateRow.id)):
+            trials.setdefault(run, []).append(trial)
         return trials
 
     @patient
     def measurements(self, trial: int) -> list[Measurement]:
         """Return all figures of a candidate, of every kind, oldest first."""
-        return self._records(rows.to_measurement, MeasurementRow, candidate_id=trial)
+        return self._records(Measurement, candidate_id=trial)
 
     @patient
     def verdicts(self, trial: int) -> list[Verdict]:
         """Return all verdicts on a candidate, oldest first."""
-        return self._records(rows.to_verdict, VerdictRow, candidate_id=trial)
+        return self._records(Verdict, candidate_id=trial)
 
     def profile(self, trial: int) -> Profile | None:
         """Return the last profile taken."""
-        taken = self._records(rows.to_profile, ProfileRow, candidate_id=trial)
+        taken = self._records(Profile, candidate_id=trial)
         return taken[-1] if taken else None
 
-    def _records(self, to_record: Callable[[Row], Record], row: type[Row], **of: int) -> list[Record]:
+    def _records(self, kind: type[Record], **of: int) -> list[Record]:
         """Return the records of a run's or a trial's rows, oldest first."""
+        row = rows.ROW_OF[kind]
         with self.database.reading() as session:
-            return list(map(to_record, session.scalars(select(row).filter_by(**of).order_by(row.__table__.c.id))))
+            found = session.scalars(select(row).filter_by(**of).order_by(row.__table__.c.id))
+            return [rows.to_record(kind, each) for each in found]
 
     def _load(self, wanted: Select[CandidateRow], with_cubin: bool = False) -> list[Candidate]:
         with self.database.reading() as session:
@@ -640,10 +630,9 @@ def _insert_candidate(connection: Connection, candidate: NewCandidate) -> int:
     )
 
 
-def _insert_taken(
-    connection: Connection, row: type[Base], trial: int, now: datetime, values: Mapping[str, object]
-) -> None:
-    insert_row(connection, row, {"candidate_id": trial, "taken_at": now, **values})
+def _insert_taken(connection: Connection, trial: int, now: datetime, record: Verdict | Measurement | Profile) -> None:
+    values = {"candidate_id": trial, "taken_at": now, **rows.record_values(record)}
+    insert_row(connection, rows.ROW_OF[type(record)], values)
 
 
 def utc_now() -> datetime:

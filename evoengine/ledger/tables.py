@@ -395,10 +395,12 @@ class BaselineRow(Checked, Base):
     run_id: Mapped[int] = mapped_column(sa.ForeignKey("runs.id"), index=True)
     name: Mapped[str]
     device: Mapped[str]
-    median_us: Mapped[float]
-    tflops: Mapped[float]
+    median_us: Mapped[float | None]
+    tflops: Mapped[float | None]
     samples_us: Mapped[list[Any]]
     policy: Mapped[dict[str, Any]]
+    reason: Mapped[str | None]
+    """of one that was not timed, which has neither time nor TFLOPS"""
     taken_at: Mapped[datetime]
 
 

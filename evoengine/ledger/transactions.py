@@ -12,15 +12,15 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar, TypeVarTuple
 
-from sqlalchemy import URL, Connection, Engine, event, text
+from sqlalchemy import URL, Connection, Engine, Row, Select, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -39,6 +39,7 @@ RETRY_SECONDS = 0.5
 
 
 Result = TypeVar("Result")
+Columns = TypeVarTuple("Columns")
 
 
 class Patience:
@@ -421,6 +422,16 @@ class Database:
             Session(connection) as session,
         ):
             yield session
+
+    def scalar(self, wanted: Select[Any]) -> Any:
+        """Return the first column of the first row; None if there is no row."""
+        with self.reading() as session:
+            return session.scalar(wanted)
+
+    def rows(self, wanted: Select[*Columns]) -> Sequence[Row[*Columns]]:
+        """Return all rows."""
+        with self.reading() as session:
+            return session.execute(wanted).all()
 
     def _beat(self) -> None:
         with self.writing(once=False) as session:

@@ -16,7 +16,7 @@ from evoengine.ledger.integrity import row_checksum
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.rows import batches
 from evoengine.ledger.tables import Base, BaselineRow, CandidateRow, MeasurementRow, ProfileRow, RunRow, VerdictRow
-from evoengine.records import Baseline, Binary, Candidate, Measurement, Outcome, Profile, Run, Verdict, config_key
+from evoengine.records import AnyBaseline, Binary, Candidate, Measurement, Outcome, Profile, Run, Verdict, config_key
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
@@ -46,7 +46,7 @@ class RunHistory:
     """A run with its baselines and its finished candidates in their order."""
 
     run: Run
-    baselines: Sequence[Baseline]
+    baselines: Sequence[AnyBaseline]
     candidates: Iterable[CandidateHistory]
 
 
@@ -59,7 +59,7 @@ def read_run(ledger: Ledger, number: int) -> RunHistory:
     with ledger.database.reading() as session:
         return RunHistory(
             rows.to_run(session.get_one(RunRow, number)),
-            list(map(rows.to_baseline, session.scalars(of_run))),
+            [rows.to_baseline(row) for row in session.scalars(of_run)],
             [_history(row) for row in session.scalars(finished.options(*whole).order_by(CandidateRow.id))],
         )
 
@@ -67,10 +67,14 @@ def read_run(ledger: Ledger, number: int) -> RunHistory:
 def _history(row: CandidateRow) -> CandidateHistory:
     return CandidateHistory(
         rows.to_candidate(row, with_cubin=False),
-        list(map(rows.to_verdict, row.verdicts)),
-        list(map(rows.to_measurement, row.measurements)),
-        list(map(rows.to_profile, row.profiles)),
+        _records(Verdict, row.verdicts),
+        _records(Measurement, row.measurements),
+        _records(Profile, row.profiles),
     )
+
+
+def _records(kind: type[Taken], found: Iterable[Base]) -> list[Taken]:
+    return [rows.to_record(kind, row) for row in found]
 
 
 def import_run(
@@ -98,14 +102,14 @@ def _insert_run(
     session.add(run)
     session.flush()
     for baseline in whole.baselines:
-        session.add(BaselineRow(run_id=run.id, taken_at=baseline.taken_at or now, **rows.baseline_values(baseline)))
+        session.add(BaselineRow(run_id=run.id, taken_at=baseline.taken_at or now, **rows.record_values(baseline)))
     trials, late = _insert_candidates(session, whole.candidates, run.id, now, on_done)
     finals = _finals(figure for _, figure in late)
     # rows are ranked in the order of their numbers, and finals end what was timed alone
     late.sort(key=lambda f: (f[1].taken_at or now, "place" in f[1].terms))
     for some in batches(late):
         restated = [(trial, replace(f, terms=_renumbered(f.terms, trials, finals))) for trial, f in some]
-        _insert(session, MeasurementRow, [_values(trial, f, rows.measurement_values, now) for trial, f in restated])
+        _insert(session, MeasurementRow, [_values(trial, f, now) for trial, f in restated])
     rebuild(session, run.id)
     return run.id, list(trials.values())
 
@@ -127,13 +131,13 @@ def _insert_candidates(
             written[CandidateRow].append(
                 {"id": trial} | _candidate_values(session, history.candidate, run, now, numbers)
             )
-            written[VerdictRow] += [_values(trial, v, rows.verdict_values, now) for v in history.verdicts]
-            written[ProfileRow] += [_values(trial, p, rows.profile_values, now) for p in history.profiles]
+            written[VerdictRow] += [_values(trial, v, now) for v in history.verdicts]
+            written[ProfileRow] += [_values(trial, p, now) for p in history.profiles]
             for figure in history.figures:
                 if figure.taken_at or figure.terms:
                     late.append((trial, figure))
                 else:  # a foreign file's, which may be 100,000
-                    written[MeasurementRow].append(_values(trial, figure, rows.measurement_values, now))
+                    written[MeasurementRow].append(_values(trial, figure, now))
         for row, of_row in written.items():
             _insert(session, row, of_row)
         on_done(len(numbers))
@@ -203,10 +207,8 @@ def _stated(binary: Binary) -> Binary:
     return replace(binary, cubin=b"", compiler=IMPORTED + binary.compiler)
 
 
-def _values(
-    trial: int, record: Taken, values: Callable[[Taken], dict[str, object]], now: datetime
-) -> dict[str, object]:
-    return {"candidate_id": trial, "taken_at": record.taken_at or now} | values(record)
+def _values(trial: int, record: Verdict | Measurement | Profile, now: datetime) -> dict[str, object]:
+    return {"candidate_id": trial, "taken_at": record.taken_at or now} | rows.record_values(record)
 
 
 def _finals(figures: Iterable[Measurement]) -> dict[float, float]:

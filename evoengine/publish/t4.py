@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from types import SimpleNamespace
@@ -21,33 +21,26 @@ from typing import Any, TypeVar
 
 from evoengine.gpu import known_gpus
 from evoengine.ledger.rows import (
-    baseline_values,
+    json_reader,
     last_sustained,
     last_verdicts,
-    measurement_values,
     most_trusted,
     most_trusted_kind,
-    profile_values,
+    record_values,
     to_baseline,
-    to_measurement,
-    to_profile,
-    to_verdict,
-    verdict_values,
+    to_record,
 )
 from evoengine.ledger.transfer import CandidateHistory, RunHistory
 from evoengine.publish.imported import validate_run
 from evoengine.records import (
     RUNNING,
     UNKNOWN_POLICY,
-    Baseline,
+    AnyBaseline,
     Binary,
     Candidate,
     Device,
-    KernelResources,
     Kind,
-    Launch,
     Measurement,
-    NextKernel,
     Outcome,
     Profile,
     Run,
@@ -75,12 +68,12 @@ NOT_HERE = "exported while it ran"
 _OF_RUN = ("gpu", "problem", "sampler", "seed", "objectives", "command")
 _OF_CANDIDATE = ("trial", "run", "problem", "gpu", "reason", "device", "occupancy", "operator")
 
-_OLD_BASELINE = {"policy": asdict(UNKNOWN_POLICY)}
-"""fields that baselines lack which were stored before policies"""
+_OLD_BASELINE = {"policy": asdict(UNKNOWN_POLICY), "reason": None}
+"""fields that baselines lack which were stored before policies, or which were timed"""
 _OLD_VERDICT = {"coverage": None, "gate_version": None, "short_only": None}
 """fields that verdicts lack which were stored before versions of the gate"""
 
-Dated = TypeVar("Dated", Baseline, Verdict, Measurement, Profile)
+Dated = TypeVar("Dated", AnyBaseline, Verdict, Measurement, Profile)
 
 
 def to_t4(history: RunHistory) -> dict[str, Any]:
@@ -106,7 +99,7 @@ def to_t4(history: RunHistory) -> dict[str, Any]:
                 "gpu_definition": run.gpu_definition,
                 "kernel": run.kernel,
                 "space": {"name": run.space_name, "text": run.space_text, "sha256": run.space_sha256},
-                "baselines": _with_dates(history.baselines, baseline_values),
+                "baselines": _with_dates(history.baselines),
             },
         },
         "results": [_result(record, kind) for record in records],
@@ -142,7 +135,7 @@ def from_t4(data: Mapping[str, Any]) -> RunHistory | None:
         kernel=described.get("kernel"),
         **{name: described[name] for name in _OF_RUN},
     )
-    baselines = _from_dated([_OLD_BASELINE | b for b in described["baselines"]], to_baseline)
+    baselines = [to_baseline(_row(_OLD_BASELINE | b)) for b in described["baselines"]]
     history = RunHistory(run, baselines, [_record(r["evoengine"]) for r in results])
     validate_run(history)
     return history
@@ -168,12 +161,17 @@ def _moment(d: Mapping[str, Any], name: str) -> datetime | None:
     return datetime.fromisoformat(d[name]) if d.get(name) else None
 
 
-def _with_dates(found: Iterable[Dated], values: Callable[[Dated], dict[str, object]]) -> list[dict[str, object]]:
-    return [values(each) | {"taken_at": _text(each.taken_at)} for each in found]
+def _with_dates(found: Iterable[Dated]) -> list[dict[str, object]]:
+    return [record_values(each) | {"taken_at": _text(each.taken_at)} for each in found]
 
 
-def _from_dated(found: Iterable[Mapping[str, Any]], record: Callable[[Any], Dated]) -> list[Dated]:
-    return [record(SimpleNamespace(**{**d, "taken_at": _moment(d, "taken_at")})) for d in found]
+def _from_dated(kind: type[Dated], found: Iterable[Mapping[str, Any]]) -> list[Dated]:
+    return [to_record(kind, _row(d)) for d in found]
+
+
+def _row(d: Mapping[str, Any]) -> SimpleNamespace:
+    """Return what a row of the ledger would have as attributes."""
+    return SimpleNamespace(**{**d, "taken_at": _moment(d, "taken_at")})
 
 
 def _result(record: CandidateHistory, kind: Kind) -> dict[str, Any]:
@@ -218,9 +216,9 @@ def _whole(record: CandidateHistory) -> dict[str, Any]:
         "binary": _binary_values(c.binary) if c.source and c.binary else None,
         "created_at": _text(c.created_at),
         "finished_at": _text(c.finished_at),
-        "verdicts": _with_dates(record.verdicts, verdict_values),
-        "measurements": _with_dates(record.figures, measurement_values),
-        "profiles": _with_dates(record.profiles, profile_values),
+        "verdicts": _with_dates(record.verdicts),
+        "measurements": _with_dates(record.figures),
+        "profiles": _with_dates(record.profiles),
     }
 
 
@@ -232,15 +230,15 @@ def _binary_values(binary: Binary) -> dict[str, Any]:
 def _record(d: Mapping[str, Any]) -> CandidateHistory:
     # before all verdicts were kept, there was the last one as `verdict`
     verdicts = d["verdicts"] if "verdicts" in d else [v for v in [d["verdict"]] if v]
-    verdicts = _from_dated([_OLD_VERDICT | v for v in verdicts], to_verdict)
+    verdicts = _from_dated(Verdict, [_OLD_VERDICT | v for v in verdicts])
     versions = [verdict.gate_version for verdict in verdicts if verdict.gate_version is not None]
-    figures = _from_dated([_figure(m) for m in d["measurements"]], to_measurement)
+    figures = _from_dated(Measurement, [_figure(m) for m in d["measurements"]])
     source, binary = d["source"], d["binary"]
     candidate = Candidate(
         **{name: d[name] for name in (*_OF_CANDIDATE, "config")},
         outcome=Outcome(d["outcome"]),
         parents=tuple(d["parents"]),
-        source=source and Source(source["text"], source["entry"], _launch(source["launch"])),
+        source=json_reader(Source | None)(source),
         binary=binary and _binary(binary),
         **last_verdicts(verdicts),
         measurement=most_trusted(figures),
@@ -249,7 +247,7 @@ def _record(d: Mapping[str, Any]) -> CandidateHistory:
         created_at=_moment(d, "created_at"),
         finished_at=_moment(d, "finished_at"),
     )
-    return CandidateHistory(candidate, verdicts, figures, _from_dated(d.get("profiles", ()), to_profile))
+    return CandidateHistory(candidate, verdicts, figures, _from_dated(Profile, d.get("profiles", ())))
 
 
 def _figure(d: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,10 +259,5 @@ def _figure(d: Mapping[str, Any]) -> dict[str, Any]:
 
 def _binary(d: Mapping[str, Any]) -> Binary:
     """Read a binary without the machine code that older files contained."""
-    others = tuple(KernelResources(**other) for other in d.get("others", ()))
-    return Binary(**{**d, "cubin": b"", "warnings": tuple(d["warnings"]), "others": others})
-
-
-def _launch(d: Mapping[str, Any]) -> Launch:
-    then = tuple(NextKernel(kernel["entry"], _launch({**kernel["launch"], "then": ()})) for kernel in d.get("then", ()))
-    return Launch(tuple(d["grid"]), d["threads"], d["shared_bytes"], tuple(d.get("block_yz", (1, 1))), then)
+    binary: Binary = json_reader(Binary)({**d, "cubin": b""})
+    return binary

@@ -95,7 +95,7 @@ NEEDED = {
     # Hopper
     "hmma_least": Origin(REPEATED, HOPPER),  # clocks that any mma.sync takes
     "membar_latency": Origin(REPEATED, HOPPER),  # of a fence at the scope of the GPU
-    "membar_busy_latency": Origin(REPEATED, HOPPER),  # of one that begins while another of the SM is under way
+    "membar_busy_latency": Origin(REPEATED, HOPPER),  # of one that begins while another of the SM is pending
     "cluster_blocks": Origin(REPEATED, HOPPER),  # of clusters that an SM holds at once
     "cluster_interval": Origin(ENDED, HOPPER),  # between two blocks that start on an SM, of clusters
     "cluster_barrier_latency": Origin(REPEATED, HOPPER),  # from the last arrival

@@ -28,6 +28,8 @@ ALSO_MAIN = 0.2
 BEYOND, FEWEST_BEYOND = 2.0, 16
 """where the beginnings of clusters do not reach such an allocation, beginnings of so many times the instructions until
 then are surveyed for it, of a multiple of so many clusters, as what half of them touch tells how it grows"""
+ONE_SWEEP = 1.5
+"""over an allocation, as the steps of its blocks add up; what comes back to its beginning takes two"""
 SECTOR = 32
 
 
@@ -46,7 +48,7 @@ def traffic_of(
     written = seen.shares_written(in_all)
     _, _, hit = seen.found_again(kept, written, chip, seen.longest)
     share = hit * kept + (1 - hit) * beside
-    loads, stores, hit = seen.found_again(share, written, chip, work.mean, sweeps=True)
+    loads, stores, hit = seen.found_again(share, written, chip, work.mean, until=seen.window(grid.clusters))
     # what a block loads after it stored there: half of all that it touches lies between, if it does both once
     _, _, found_stored = seen.found_again(share, written, chip, work.mean, part=0.5)
     again = _loaded_again(loads, stores, sizes, waves, hit, chip.l2_kept_bytes, cold)
@@ -114,12 +116,12 @@ class _Surveyed:
         chip: Chip,
         instructions: float,
         part: float = 1.0,
-        sweeps: bool = False,
+        until: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return a wave's loads and stores in bytes while each cluster executes `instructions` instructions.
 
         `share` and `written` are the shares that count. The third result is the probability that they are still in the
-        L2 after `part` of it, or, with `sweeps`, after as many waves as load all of the allocation once.
+        L2 after `part` of it, or after as many waves as load `until` bytes of the allocation.
         """
         t, sizes = self.touched, self.sizes
         each = (share * (SECTOR * t["whole_loaded"]), written * self.stored_by_one)
@@ -127,8 +129,23 @@ class _Surveyed:
         through, written_through = np.minimum(loads, sizes), np.minimum(stores, sizes)
         # what is loaded to be evicted first leaves the rest alone; what is to be evicted last the kernel means to find
         between = float(through[t["eviction"] >= 0].sum() + written_through.sum())
-        waves = np.maximum(1.0, sizes / _at_least(loads)) if sweeps else np.full(sizes.shape, part)
+        waves = np.full(sizes.shape, part) if until is None else np.maximum(1.0, until / _at_least(loads))
         return loads, stores, np.where(t["eviction"] > 0, 1.0, _hit(waves * between, chip.l2_kept_bytes))
+
+    def window(self, clusters: int) -> np.ndarray:
+        """Return the bytes of each allocation, from its first to its last, among which one wave's loads lie.
+
+        Where waves move on through an allocation once, as a stencil's do, later waves find what they load again within
+        these bytes; where they come back to its beginning, within all of it. The step is that from the surveyed half to
+        the other.
+        """
+        t, half, wave = self.touched, self.surveyed // 2, self.wave
+        with np.errstate(invalid="ignore", divide="ignore"):
+            step = np.abs(t["lowest"] - t["lowest_half"]) / half
+            once = step * clusters <= ONE_SWEEP * self.sizes
+            surveyed = np.maximum(t["highest"], t["highest_half"]) - np.minimum(t["lowest"], t["lowest_half"])
+            of_wave = surveyed + step * (wave - self.surveyed)
+        return np.where(once & (clusters > wave), np.minimum(of_wave, self.sizes), self.sizes)
 
 
 def _survey(program: Program, launch: Launch, grid: Grid, work: Work, wave: int) -> _Surveyed:

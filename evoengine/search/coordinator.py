@@ -15,11 +15,11 @@ from typing import Any, Generic, TypeVar
 from evoengine.ledger.claims import Claim
 from evoengine.ledger.store import Ledger, NewCandidate
 from evoengine.objectives import sampler_values
-from evoengine.records import Baseline, Binary, Candidate, Judged, Kind, Outcome, Plans, Rejection, Source
+from evoengine.records import AnyBaseline, Binary, Candidate, Judged, Kind, Outcome, Plans, Rejection, Source
 from evoengine.sandbox.worker_process import COMPILER_LIMITS, WorkerLimits
 from evoengine.sandbox.workers import WorkerPool, Workers
 from evoengine.search.compilers import Compilers
-from evoengine.search.evaluators import End, Evaluator, end_of, seed_for, timed_baselines
+from evoengine.search.evaluators import End, Evaluator, end_of, found_baselines, said_of_baselines, seed_for
 from evoengine.search.finishing import FINALISTS, Finisher, GateTime, Lead, record_finals, submit_finals
 from evoengine.search.identity import Identity, Setting
 from evoengine.search.lookahead import Lookahead
@@ -169,8 +169,9 @@ class Coordinator:
             self.progress.predicted = self._lookahead.predicted
         if future in self._pending.baselines:
             self._pending.baselines.remove(future)
-            for baseline in timed_baselines(future):
+            for baseline in (found := found_baselines(future)):
                 self.ledger.record_baseline(self.run, baseline)
+            self.progress.notes.append(said_of_baselines(found))
         elif future in self._pending.compiling:
             self._on_compiled(self._pending.compiling.pop(future), future.result())
         elif future in self._pending.predicting:
@@ -498,7 +499,7 @@ class InFlight(Generic[Reached]):
 class Pending:
     """The futures that a search awaits, by the task, each with the candidate that it is for."""
 
-    baselines: set[Future[list[Baseline] | Rejection]] = field(default_factory=set)
+    baselines: set[Future[list[AnyBaseline] | Rejection]] = field(default_factory=set)
     compiling: dict[Future[Binary | Rejection], InFlight[Rendered]] = field(default_factory=dict)
     judging: dict[Future[Evaluation | Rejection], InFlight[Compiled]] = field(default_factory=dict)
     leading: dict[Future[Judged | Rejection], Candidate] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from evoengine.devices.base import LAUNCH_SECONDS, launch_seconds
 from evoengine.devices.driver import GpuDevice
 from evoengine.errors import MachineError
 from evoengine.records import (
+    AnyBaseline,
     Baseline,
     CompiledCandidate,
     Config,
@@ -27,6 +28,7 @@ from evoengine.records import (
     Outcome,
     Plan,
     Plans,
+    RefusedBaseline,
     Rejection,
     Verdict,
 )
@@ -38,6 +40,7 @@ from evoengine.space.space import SearchSpace
 from evoengine.stages import tasks
 from evoengine.stages.tasks import Evaluation
 from evoengine.workloads.base import Target
+from evoengine.workloads.packages import PACKAGES, any_installed
 
 Argument = TypeVar("Argument")
 
@@ -88,12 +91,20 @@ def seed_for(seed: int, run: int, trial: int) -> int:
     return int(np.random.SeedSequence([seed, run, trial]).generate_state(1)[0])
 
 
-def timed_baselines(answer: Future[list[Baseline] | Rejection]) -> list[Baseline]:
+def found_baselines(answer: Future[list[AnyBaseline] | Rejection]) -> list[AnyBaseline]:
     """Wait for the result of `Evaluator.baselines`. Raises MachineError if the device could time none."""
     found = answer.result()
     if isinstance(found, Rejection):
         raise MachineError(f"no baseline can be timed on the GPU, so neither can candidates: {found.reason}")
     return found
+
+
+def said_of_baselines(found: Sequence[AnyBaseline]) -> str:
+    """Return a line with the time of each baseline, the fastest first, and the names of those that were not timed."""
+    timed = sorted((b for b in found if isinstance(b, Baseline)), key=lambda b: b.median_us)
+    refused = [b.name for b in found if isinstance(b, RefusedBaseline)]
+    line = f"baselines: {', '.join(f'{b.name} {b.median_us:,.1f} µs' for b in timed)}"
+    return f"{line}; not timed: {', '.join(refused)} (show says why)" if refused else line
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +191,8 @@ class Evaluator(ABC):
             retry=without_executor(arguments),
         )
 
-    def baselines(self) -> Future[list[Baseline] | Rejection] | None:
-        """Start timing the baselines before the first candidate; pass the result to `timed_baselines`."""
+    def baselines(self) -> Future[list[AnyBaseline] | Rejection] | None:
+        """Start timing the baselines before the first candidate; pass the result to `found_baselines`."""
         return None
 
     def finals(self, contenders: Sequence[CompiledCandidate]) -> Future[Finals | Rejection] | None:
@@ -297,22 +308,23 @@ class GpuEvaluator(Evaluator):
         limits = replace(RUNNER_LIMITS, seconds=seconds, environment=environment, warm_up=tasks.load_cuda)
         self._runner = runners(limits)
         self.queue_depth = QUEUE_DEPTH + self._runner.size - 1
-        self._baselines: Future[list[Baseline] | Rejection] | None = None
+        self._baselines: Future[list[AnyBaseline] | Rejection] | None = None
         self._best: tuple[float, CompiledCandidate] | None = None
         self._long_run_us = long_run_us
         self._scaled: Baseline | None = None
 
-    def baselines(self) -> Future[list[Baseline] | Rejection]:
+    def baselines(self) -> Future[list[AnyBaseline] | Rejection]:
         """Time every baseline that supports the problem; the fastest is timed beside every candidate.
 
-        One that crashes or hangs is left out.
+        One that crashes or hangs is left out, and all kernels of packages if the process ends for another reason.
         """
         failed: dict[str, str] = {}
 
         def without(rejection: Rejection) -> TaskArguments | None:
-            if rejection.baseline is None:
+            named = rejection.baseline
+            if named is None and (rejection.outcome is Outcome.UNRANKED or PACKAGES in failed or not any_installed()):
                 return None
-            failed[rejection.baseline] = rejection.reason
+            failed[named or PACKAGES] = rejection.reason
             return self._target, self._seed, dict(failed)
 
         self._baselines = self._runner.submit(
@@ -334,7 +346,8 @@ class GpuEvaluator(Evaluator):
         """Return the fastest baseline with its long-run time, the common scale of all figures of the search."""
         if self._scaled is None:
             assert self._baselines is not None  # they are asked for before the first candidate
-            fastest = min(timed_baselines(self._baselines), key=lambda b: b.median_us)
+            timed = [b for b in found_baselines(self._baselines) if isinstance(b, Baseline)]
+            fastest = min(timed, key=lambda b: b.median_us)
             self._scaled = replace(fastest, median_us=self._long_run_us(fastest))
         return self._scaled
 

@@ -293,8 +293,8 @@ def cubin(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Res
 def described(request: Request, _: Reader, sha256: Sha256, gpu: OfGpu = None) -> Response:
     """Return what `evoengine show --json` prints for the kernel."""
     state = state_of(request)
-    trial = _trial(state, sha256, gpu)
-    return answer(page_json(state.ledger.candidate(trial), state.ledger.profile(trial)))
+    found = state.ledger.candidate(_trial(state, sha256, gpu))
+    return answer(page_json(found, state.ledger.profile(found.trial), state.ledger.baselines(found.run)))
 
 
 @results_router.get(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from evoengine.gpu import Gpu
 from evoengine.records import Binary, Launch, Source
@@ -42,9 +42,16 @@ def screen_binary(binary: Binary, source: Source, gpu: Gpu, cost: Mapping[str, f
     `tensor_instructions` states how many products the binary must contain, and its `producer_warpgroups` how many
     warpgroups release registers for the others.
     """
-    for entry, launch in source.launch.kernels(source.entry):
-        if why := _screen_resources(binary.of_kernel(entry), launch, gpu):
-            return why if entry == source.entry else f"kernel {entry}: {why}"
+
+    def first(why_not: Callable[[str, Launch], str | None]) -> str | None:
+        """Return what is wrong with the first such kernel; one behind the first is named."""
+        for entry, launch in source.launch.kernels(source.entry):
+            if why := why_not(entry, launch):
+                return why if entry == source.entry else f"kernel {entry}: {why}"
+        return None
+
+    if why := first(lambda entry, launch: _screen_resources(binary.of_kernel(entry), launch, gpu)):
+        return why
     needed = int(cost.get("tensor_instructions", 0))
     held = sum(count for opcode, count in binary.mix.items() if opcode.partition(".")[0] in TENSOR_OPCODES)
     if binary.mix and held < needed:
@@ -55,18 +62,18 @@ def screen_binary(binary: Binary, source: Source, gpu: Gpu, cost: Mapping[str, f
     if serialised := next((w for w in binary.warnings if _SERIALISED.search(w)), None):
         return f"wgmma does not run beside other work: {serialised}"
     producers = int(cost.get("producer_warpgroups", 0))
-    if producers and binary.listing and (stuck := why_stuck(binary, source, producers)):
-        return stuck
+    if producers and binary.listing:
+        stuck = first(lambda entry, launch: why_stuck(binary.of_kernel(entry), entry, launch, producers))
+        if stuck:
+            return stuck
     if timed:
         return None
     spilled = binary.spill_bytes + sum(other.spill_bytes for other in binary.others)
     if spilled > SPILL_LIMIT:
         return f"{spilled} bytes of register spills; the limit without a GPU to time on is {SPILL_LIMIT}"
-    return (
-        why_slow(binary.listing, source.entry)
-        if binary.listing and not binary.mix.keys().isdisjoint(GROUP_PRODUCTS)
-        else None
-    )
+    if not binary.listing or binary.mix.keys().isdisjoint(GROUP_PRODUCTS):
+        return None
+    return first(lambda entry, _: why_slow(binary.listing, entry))
 
 
 def _screen_resources(binary: Binary, launch: Launch, gpu: Gpu) -> str | None:
@@ -90,11 +97,11 @@ WARPGROUP = 128
 _ASKED = re.compile(r"USETMAXREG\.(?P<way>DEALLOC|TRY_ALLOC)\.CTAPOOL (?:UP\w+, )?(?P<count>0x[0-9a-f]+)")
 
 
-def why_stuck(binary: Binary, source: Source, producers: int) -> str | None:
-    """Return why a block would wait for registers for ever, or None."""
-    asked = list(_ASKED.finditer(section(binary.listing, source.entry)))
+def why_stuck(binary: Binary, entry: str, launch: Launch, producers: int) -> str | None:
+    """Return why a block of the kernel `entry`, whose resources the binary has, would wait for ever, or None."""
+    asked = list(_ASKED.finditer(section(binary.listing, entry)))
     counts = {way: [int(m["count"], 16) for m in asked if m["way"] == way] for way in ("DEALLOC", "TRY_ALLOC")}
-    warpgroups, launched = source.launch.threads // WARPGROUP, -(-binary.registers // 8) * 8
+    warpgroups, launched = launch.threads // WARPGROUP, -(-binary.registers // 8) * 8
     if not counts["TRY_ALLOC"] or not 0 < producers < warpgroups:
         return None
     kept, taken = max(counts["DEALLOC"], default=launched), max(counts["TRY_ALLOC"])

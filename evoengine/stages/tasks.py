@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from evoengine.devices.base import KernelFailure
 from evoengine.records import (
+    AnyBaseline,
     Baseline,
     Binary,
     CompiledCandidate,
@@ -154,8 +155,8 @@ def measure_task(
     return Evaluation((verdict,), figure)
 
 
-def baselines_task(target: Target, seed: int, failed: Mapping[str, str]) -> list[Baseline] | Rejection:
-    """Time the library's own kernels on the GPU, other than those that `failed`, each for the reason given.
+def baselines_task(target: Target, seed: int, failed: Mapping[str, str]) -> list[AnyBaseline] | Rejection:
+    """Time the libraries' own kernels on the GPU, other than those that `failed`, each for the reason given.
 
     A Rejection names one that crashed or hung, or none where none can be timed.
     """

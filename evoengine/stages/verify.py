@@ -377,9 +377,10 @@ def by_own_error(
     `own_error` is that of the same computation in the kernel's own dtypes, `eps` the spacing of their numbers at 1.
     """
     own, size, largest = _rows(own_error), _rows(expected), _rows(error)
-    allowed = tolerance.own * own + tolerance.roundings * eps * size
+    spacing = tolerance.spacings(eps) * eps
+    allowed = tolerance.own * own + spacing * size
     worst = int((largest / allowed.clamp(min=torch.finfo(allowed.dtype).tiny)).argmax())
-    whole = tolerance.own * own.max() + tolerance.roundings * eps * size.max()
+    whole = tolerance.own * own.max() + spacing * size.max()
     return [
         Bound(f"error{of}", float(largest.max()), float(whole)),
         Bound(f"error of one row{of}", float(largest[worst]), float(allowed[worst])),

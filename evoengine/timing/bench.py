@@ -24,6 +24,7 @@ from evoengine.stages.verify import POISON, as_bytes, case_seeds, compare, writt
 from evoengine.timing.clock import Clock, KernelWork, LibraryWork, Prepared, flush_bytes
 from evoengine.timing.rounds import INPUT_SETS
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Target, taken
+from evoengine.workloads.packages import is_installed
 from evoengine.workloads.tensors import TORCH_DTYPES
 
 _Found = TypeVar("_Found")
@@ -35,6 +36,8 @@ ROWS_ELEMENTS = 1 << 24
 """elements of an output that are compared at once"""
 FREED_SECONDS = 20.0
 """longest wait for memory, which a killed predecessor of this process may still hold"""
+AS_BASELINE = "as a baseline"
+"""the draw of a case whose outputs are a baseline's; no workload's errors are independent in it"""
 OTHER_POISON = 0xA5
 """an integer that keeps both poisons was not written"""
 
@@ -79,6 +82,11 @@ class Bench:
         self._theirs: dict[int, Outputs] = {}
         """input set → the library's outputs; cache until the next refresh"""
         self.clock = Clock(self.seconds)
+        self._of_packages = {
+            own.name: own
+            for own in self._tensors.package_baselines()
+            if is_installed(own.package) and own.covers(self._problem)
+        }
 
     def _require_memory(self) -> None:
         needed, deadline = needed_bytes(self._target), gpu().now() + FREED_SECONDS
@@ -126,7 +134,7 @@ class Bench:
         if reason := self._unwritten() or self._unwritten_integers(kernel, contender, seed):
             return Checked((CaseResult(name, str(self._problem), seed, False, None, None, None, reason),))
         samples = list(self._tensors.samples(self._problem, self._sets[0][0], seed))
-        results = tuple(self._compare(name, seed, sample) for sample in samples)
+        results = tuple(self._compare(Case(name, s.problem), s.inputs, s.take(self._results()), seed) for s in samples)
         if not all(r.correct for r in results):
             return Checked(results)
         allowed = self._row_error(samples)
@@ -192,10 +200,8 @@ class Bench:
             return None
         return (output.view(torch.uint8).reshape(output.numel(), -1) == poison).all(dim=-1)
 
-    def _compare(self, name: str, seed: int, sample: Sample[Any]) -> CaseResult:
-        drawn = Drawn(sample.inputs, sample.inputs)
-        case = Case(name, sample.problem)
-        return compare(self._target.workload, case, drawn, sample.take(self._results()), seed)
+    def _compare(self, case: Case[Any], inputs: Inputs, outputs: Outputs, seed: int) -> CaseResult:
+        return compare(self._target.workload, case, Drawn(inputs, inputs), outputs, seed)
 
     def _row_error(self, samples: Sequence[Sample[Any]]) -> float:
         """Return the allowed difference of a row from the library's, relative to its largest output.
@@ -260,22 +266,59 @@ class Bench:
             for entry, _ in source.launch.kernels(source.entry)
         }
 
+    def package_baselines(self) -> list[str]:
+        """Return the names of the kernels that cover the problem, of packages that are installed."""
+        return list(self._of_packages)
+
     def baseline(self, name: str, policy: Policy) -> Prepared:
         """Prepare a library's implementation. Raises BaselineRefused."""
-        works = [self._baseline_work(name, inputs) for inputs in self._copies(policy)]
-        return self._unless_refused(lambda: self.clock.prepare(works, policy))
+        return self._unless_refused(
+            lambda: self.clock.prepare([self._baseline_work(name, one) for one in self._copies(policy)], policy)
+        )
 
-    def baseline_estimate(self, name: str) -> float:
-        """Return a rough time of a baseline in microseconds. Raises BaselineRefused."""
-        return self._unless_refused(lambda: self.clock.estimate(self._baseline_work(name, self._sets[0][:1])))
+    def baseline_estimate(self, name: str, seed: int) -> float:
+        """Return a rough time of a baseline in microseconds. Raises BaselineRefused, also if its values are wrong."""
+
+        def estimate() -> float:
+            self._check_baseline(name, seed)
+            return self.clock.estimate(self._baseline_work(name, self._sets[0][:1]))
+
+        return self._unless_refused(estimate)
+
+    def _check_baseline(self, name: str, seed: int) -> None:
+        """Compare a baseline with float64 by the rule for candidates. Raises BaselineRefused if its values are wrong.
+
+        PLAIN is not compared, as its error is the measure of that rule. Bounds on sums of errors are left out: they
+        expect the roundings of a fused kernel.
+        """
+        if name == PLAIN:
+            return
+        inputs, found = self._sets[0][0], list[Any]()
+        call = self._baseline_call(name, inputs)
+        LibraryWork(self._label(name), [lambda: found.append(call())])()
+        await_gpu(self._label(name), seconds=self.seconds)
+        of_package = name in self._of_packages
+        outputs: Outputs = found[-1] if of_package else self._tensors.outputs_of(self._problem, found[-1])
+        if any(output.isnan().any() for output in outputs.values()):
+            raise BaselineRefused("wrong values: some outputs are NaN")
+        for sample in self._tensors.samples(self._problem, inputs, seed) if outputs else ():
+            case = Case("full problem", sample.problem, draw=AS_BASELINE)
+            seen = self._tensors.as_baselines_see(sample.problem, sample.inputs)
+            result = self._compare(case, seen, sample.take(outputs), seed)
+            if not result.correct:
+                raise BaselineRefused(f"wrong values: {result.reason}")
+
+    def _label(self, name: str) -> str:
+        return name if name in self._of_packages else f"{self._target.workload.baseline_label} {name}"
 
     def _baseline_work(self, name: str, copies: Sequence[Inputs]) -> LibraryWork:
-        calls = [self._baseline_call(name, inputs) for inputs in copies]
-        return LibraryWork(f"{self._target.workload.baseline_label} {name}", calls)
+        return LibraryWork(self._label(name), [self._baseline_call(name, inputs) for inputs in copies])
 
     def _baseline_call(self, name: str, inputs: Inputs) -> Callable[[], object]:
         if name == PLAIN:
             return lambda: self._tensors.own_dtype(self._problem, inputs)
+        if name in self._of_packages:
+            return self._of_packages[name].call(self._problem, inputs)
         return self._tensors.baseline(name, self._problem, inputs)
 
     def _unless_refused(self, run: Callable[[], _Found]) -> _Found:

@@ -21,6 +21,7 @@ from evoengine.devices.cuda import CUDA_ERRORS, CudaKernel, first_line, rounds_b
 from evoengine.devices.torch_gpu import gpu as torch_gpu
 from evoengine.errors import MachineError
 from evoengine.records import (
+    AnyBaseline,
     Baseline,
     CaseResult,
     CompiledCandidate,
@@ -29,6 +30,7 @@ from evoengine.records import (
     Outcome,
     Plan,
     Policy,
+    RefusedBaseline,
     Rejection,
     Verdict,
 )
@@ -40,6 +42,7 @@ from evoengine.timing.finals import Ranking, rank, run_finals
 from evoengine.timing.rounds import BASELINE, Rounds, Timed, run_rounds
 from evoengine.timing.statistics import clearly_slower, stop_reason
 from evoengine.workloads.base import Problem, Target
+from evoengine.workloads.packages import PACKAGES
 
 _Found = TypeVar("_Found")
 NONE_FAILED: Mapping[str, str] = {}
@@ -139,21 +142,26 @@ def _while_timed(rounds: Rounds, problem: Problem, seed: int) -> tuple[CaseResul
     return (CaseResult(name, str(problem), seed, False, None, None, None, reason),) if reason else ()
 
 
-def baselines(target: Target, seed: int, failed: Mapping[str, str] = NONE_FAILED) -> list[Baseline]:
-    """Time in turn every baseline of the workload that supports the problem, except those that `failed`.
+def baselines(target: Target, seed: int, failed: Mapping[str, str] = NONE_FAILED) -> list[AnyBaseline]:
+    """Time in turn every baseline that supports the problem and computes it correctly, except those that `failed`.
 
-    If no library supports the problem, the baseline is the workload's own computation by torch's operators.
-    `failed` gives the reason for each. Chooses the policy under which all of the problem's kernels are
-    timed. Raises BaselineFailed for the first that crashes or hangs, NoBaseline with all reasons if none can be timed,
-    and MachineError if the GPU's memory does not hold the problem.
+    Those are the workload's own and the kernels of installed packages. If none of the former is left, the workload's
+    computation by torch's operators takes their place. `failed` gives the reason for each, or for all PACKAGES. Those
+    that cannot be timed are returned too, with the reason. Chooses the policy under which all of the problem's kernels
+    are timed. Raises BaselineFailed for the first that crashes or hangs, NoBaseline with all reasons if none can be
+    timed, and MachineError if the GPU's memory does not hold the problem.
     """
     bench = _bench(target)
     bench.refresh(seed)
-    names = [n for n in target.workload.tensors().baselines(target.problem) if n not in failed]
-    left_out = dict(failed)
-    estimates = _of_supported(names, bench.baseline_estimate, left_out)
-    if not estimates and not failed:
-        estimates = _of_supported([PLAIN], bench.baseline_estimate, left_out)
+    of_packages, of_library = bench.package_baselines(), target.workload.tensors().baselines(target.problem)
+    left_out = {name: reason for name, reason in failed.items() if name != PACKAGES}
+    if PACKAGES in failed:
+        left_out |= {name: f"{name}: {failed[PACKAGES]}" for name in of_packages}
+    estimate = partial(_estimate, bench, seed)
+    estimates = _of_supported([n for n in of_library if n not in left_out], estimate, left_out)
+    if not estimates and not failed.keys() & set(of_library):
+        estimates = _of_supported([PLAIN], estimate, left_out)
+    estimates |= _of_supported([n for n in of_packages if n not in left_out], estimate, left_out)
     if not estimates:
         raise NoBaseline("; ".join(left_out.values()))
     policy = choose_policy(min(estimates.values()))
@@ -171,7 +179,13 @@ def baselines(target: Target, seed: int, failed: Mapping[str, str] = NONE_FAILED
     if not any(rounds.samples.values()):
         raise NoBaseline(f"none of {rounds.dropped.total()} repetitions counts: {rounds.ended}")
     torch_gpu().release_memory()  # the scores of the math backend, which no candidate needs
-    return make_baselines(target, policy, rounds)
+    device = cuda_api.device_name()
+    refused = [RefusedBaseline(name, device, why.removeprefix(f"{name}: ")) for name, why in left_out.items()]
+    return [*make_baselines(target, policy, rounds), *refused]
+
+
+def _estimate(bench: Bench, seed: int, name: str) -> float:
+    return bench.baseline_estimate(name, seed)
 
 
 def _of_supported(names: Sequence[str], ask: Callable[[str], _Found], left_out: dict[str, str]) -> dict[str, _Found]:

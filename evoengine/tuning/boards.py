@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from evoengine.devices.driver import GpuDevice, find_driver
 from evoengine.errors import NothingFound, UsageError
 from evoengine.gpu import AUTO, DEFAULT, Gpu, find_gpu, known_gpus
-from evoengine.gpu_file import gpu_fields, read_gpu_file
+from evoengine.gpu_file import read_gpu_file
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.paths import asset
 from evoengine.search.targets import stored_gpu
@@ -83,7 +83,7 @@ def find_stored_gpu(db: str | None, name: str) -> Gpu:
 
 def custom_definition(gpu: Gpu) -> dict[str, Any] | None:
     """Return the description of a GPU that gpus.toml does not list, as a run stores it."""
-    return None if gpu.key in known_gpus() else gpu_fields(gpu)
+    return None if gpu.key in known_gpus() else asdict(gpu)
 
 
 def require_same_board(ledger: Ledger, gpu: Gpu) -> None:
@@ -93,7 +93,7 @@ def require_same_board(ledger: Ledger, gpu: Gpu) -> None:
     """
     if gpu.key in known_gpus() or ledger.targets.gpu_definition(gpu.key) is None:
         return
-    own, kept = gpu_fields(gpu), gpu_fields(stored_gpu(ledger, gpu.key))
+    own, kept = asdict(gpu), asdict(stored_gpu(ledger, gpu.key))
     for name in own:
         if own[name] != kept[name]:
             raise UsageError(

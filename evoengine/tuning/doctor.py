@@ -115,6 +115,14 @@ def _cuda_versions() -> Finding:
     return Finding(name, True, f"{listed}, driver {driver}", needed=False)
 
 
+def _baselines() -> Finding:
+    """Name the packages whose kernels a search on a GPU times beside torch's."""
+    from evoengine.workloads.packages import DISTRIBUTIONS, installed_version, is_installed
+
+    here = [f"{package} {installed_version(package)}" for package in DISTRIBUTIONS if is_installed(package)]
+    return Finding("baselines", True, f"kernels of {', '.join(['torch', *here])}", needed=False)
+
+
 CHECKS: tuple[Callable[[], Finding], ...] = (
     _python,
     _nvrtc,
@@ -123,4 +131,5 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _torch,
     _gpu,
     _cuda_versions,
+    _baselines,
 )

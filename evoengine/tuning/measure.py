@@ -15,11 +15,11 @@ from evoengine.errors import NothingFound, hint
 from evoengine.ledger.rows import most_trusted
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.ledger.transfer import is_elsewhere
-from evoengine.records import UNKNOWN_POLICY, Baseline, Candidate, Kind, Outcome, Rejection
+from evoengine.records import UNKNOWN_POLICY, AnyBaseline, Candidate, Kind, Outcome, Rejection
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool
 from evoengine.search.compilers import with_machine_code
-from evoengine.search.evaluators import GpuEvaluator, end_of, seed_for, timed_baselines
+from evoengine.search.evaluators import GpuEvaluator, end_of, found_baselines, seed_for
 from evoengine.search.finishing import FINALISTS, Finisher, record_finals, submit_finals
 from evoengine.search.pipeline import Pipeline
 from evoengine.search.progress import OnTrial, ignore
@@ -37,7 +37,7 @@ from evoengine.workloads.base import Target
 @dataclass(frozen=True, slots=True)
 class MeasureResult:
     run: int
-    baselines: tuple[Baseline, ...]
+    baselines: tuple[AnyBaseline, ...]
     best: tuple[Candidate, ...]
     pairs: tuple[Pair, ...]
     """estimates and measurements that are comparable with those of `best`"""
@@ -187,7 +187,7 @@ class Remeasurer:
     def measure(self, candidates: Sequence[Candidate], spaces: dict[int, SearchSpace]) -> list[str]:
         """Measure candidates; return remarks for people. Closes the evaluator."""
         try:
-            for baseline in timed_baselines(self._judge.baselines()):
+            for baseline in found_baselines(self._judge.baselines()):
                 self._ledger.record_baseline(self._run, baseline)
             waiting = list(candidates)
             in_flight: dict[Future[Evaluation | Rejection], Candidate] = {}

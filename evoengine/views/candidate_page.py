@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group
 
 from evoengine.gpu import known_gpus
-from evoengine.records import DEATHS, Binary, Candidate, Kind, Measurement, Profile, Verdict
+from evoengine.records import (
+    DEATHS,
+    AnyBaseline,
+    Binary,
+    Candidate,
+    Kind,
+    Measurement,
+    Profile,
+    RefusedBaseline,
+    Verdict,
+)
 from evoengine.sass.predict import error_of
 from evoengine.terms import Terms, bound, clock, kernel_class, model_version, peak_percent, range_us, utilisation
 from evoengine.text import number, plain
@@ -20,8 +30,8 @@ PIPES = {"mufu": "MUFU", "fma": "FMA", "alu": "ALU", "l2": "L2", "dram": "DRAM"}
 """display names of the pipes and memories that are abbreviations"""
 
 
-def candidate_page(candidate: Candidate) -> Group:
-    """Return everything known about one trial as a page."""
+def candidate_page(candidate: Candidate, baselines: Sequence[AnyBaseline] = ()) -> Group:
+    """Return everything known about one trial as a page, with the baselines of its run."""
     c = candidate
     ended = [str(c.outcome or "pending"), *([c.reason] if c.reason else [])]
     rows = [*_named("outcome", ": ".join(ended)), *_evidence(c), ("problem", f"{c.problem} on {c.gpu}, run {c.run}")]
@@ -34,6 +44,7 @@ def candidate_page(candidate: Candidate) -> Group:
     rows += [("config", describe(c.config)), ("origin", _origin(c)), *_compiled(c)]
     if c.measurement:
         rows += [*_figure(c, c.measurement), *_prediction(c.measurement), *_terms(c.measurement)]
+    rows += [("" if n else "baselines", line) for n, line in enumerate(map(_baseline, baselines))]
     rows += [row for verdict in c.verdicts for row in _coverage(verdict)]
     return Group(rows_table(rows, title=f"trial {c.trial}"), *map(cases, c.verdicts))
 
@@ -105,6 +116,12 @@ def _figure(c: Candidate, m: Measurement) -> Iterator[tuple[str, str]]:
         yield "vs baseline", f"{m.vs_baseline:.2f}× the fastest one, {len(m.samples_us)} samples"
     if c.sustained:
         yield "sustained", _sustained(c.sustained)
+
+
+def _baseline(baseline: AnyBaseline) -> str:
+    if isinstance(baseline, RefusedBaseline):
+        return f"{baseline.name} was not timed: {baseline.reason}"
+    return f"{baseline.name} {baseline.median_us:,.1f} µs"
 
 
 def _memory(c: Candidate) -> Iterator[tuple[str, str]]:

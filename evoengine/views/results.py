@@ -12,14 +12,22 @@ from typing_extensions import TypedDict
 
 from evoengine.ledger.ranking import RankedApart
 from evoengine.lineage import Effect, Step
-from evoengine.records import Baseline, Candidate, Config, Kind, Outcome, Policy
+from evoengine.records import Candidate, Config, Kind, Outcome
 from evoengine.text import number
 from evoengine.tuning.measure import Agreement, Pair
 from evoengine.tuning.proposals import JudgedText, judged_json
 from evoengine.views import SCHEMA, AnswerView
 from evoengine.views.candidate_tables import Knobs, digits_of, kind_mark
 from evoengine.views.tables import Column, Table
-from evoengine.views.trials import LineageStepView, OneTrialView, TrialView, lineage_steps, trial_json
+from evoengine.views.trials import (
+    BaselineView,
+    LineageStepView,
+    OneTrialView,
+    TrialView,
+    baseline_json,
+    lineage_steps,
+    trial_json,
+)
 
 if TYPE_CHECKING:
     from evoengine.ledger.read import RunSummary
@@ -139,15 +147,6 @@ class ReportView(AnswerView):
     ranked_apart: Sequence[RankedApart]
 
 
-class BaselineView(TypedDict):
-    name: str
-    device: str
-    median_us: float
-    tflops: float
-    samples_us: Sequence[float]
-    policy: Policy
-
-
 class MeasuredView(AnswerView):
     """Describe what `evoengine measure --json` prints."""
 
@@ -255,24 +254,13 @@ def report_json(best: Candidate, steps: Iterable[Step], found: Effects, apart: S
     }
 
 
-def _baseline(b: Baseline) -> BaselineView:
-    return {
-        "name": b.name,
-        "device": b.device,
-        "median_us": b.median_us,
-        "tflops": b.tflops,
-        "samples_us": b.samples_us,
-        "policy": b.policy,
-    }
-
-
 def measured_json(measured: MeasureResult) -> MeasuredView:
     return {
         "schema": SCHEMA,
         "run": measured.run,
         "agreement": measured.agreement,
         "estimates": measured.pairs,
-        "baselines": [_baseline(b) for b in measured.baselines],
+        "baselines": [baseline_json(b) for b in measured.baselines],
         "best": [trial_json(c) for c in measured.best],
     }
 

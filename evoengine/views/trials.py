@@ -15,6 +15,7 @@ from evoengine.errors import UsageError
 from evoengine.lineage import Step
 from evoengine.publish.export import figure_json
 from evoengine.records import (
+    AnyBaseline,
     Candidate,
     CaseResult,
     Config,
@@ -26,6 +27,7 @@ from evoengine.records import (
     Outcome,
     Policy,
     Profile,
+    RefusedBaseline,
     Value,
     Verdict,
 )
@@ -169,6 +171,18 @@ class ProfileView(TypedDict):
     remarks: Sequence[str]
 
 
+class BaselineView(TypedDict):
+    """Describe a library's kernel. One that was not timed has a reason, and neither time nor TFLOPS."""
+
+    name: str
+    device: str
+    median_us: float | None
+    tflops: float | None
+    samples_us: Sequence[float]
+    policy: Policy | None
+    reason: str | None
+
+
 class TrialPageView(OneTrialView):
     """Describe what `evoengine show --json` prints."""
 
@@ -184,6 +198,8 @@ class TrialPageView(OneTrialView):
     """rate at which the problem's tensors, each read or written once, pass the memory; null if unknown"""
     profile: ProfileView | None
     evidence: Mapping[str, Any] | None
+    baselines: Sequence[BaselineView]
+    """those of the candidate's run"""
 
 
 class VerifiedView(JudgedConfigView, AnswerView):
@@ -299,7 +315,7 @@ def memory_gbs(c: Candidate) -> float | None:
     return workload.min_dram_bytes(problem) / c.measurement.compared_us / 1e3
 
 
-def page_json(c: Candidate, profile: Profile | None) -> TrialPageView:
+def page_json(c: Candidate, profile: Profile | None, baselines: Sequence[AnyBaseline]) -> TrialPageView:
     """Return all that is known of one trial; `figure` has the samples and the terms."""
     return {
         **one_trial_json(c),
@@ -314,6 +330,7 @@ def page_json(c: Candidate, profile: Profile | None) -> TrialPageView:
         "memory_gbs": memory_gbs(c),
         "profile": _profile(profile) if profile else None,
         "evidence": c.evidence,
+        "baselines": [baseline_json(b) for b in baselines],
     }
 
 
@@ -484,3 +501,24 @@ def _line(cells: Sequence[str | int | float]) -> str:
     written = io.StringIO()
     csv.writer(written, quoting=csv.QUOTE_NONNUMERIC).writerow(cells)
     return written.getvalue()
+
+
+def baseline_json(b: AnyBaseline) -> BaselineView:
+    untimed: BaselineView = {
+        "name": b.name,
+        "device": b.device,
+        "median_us": None,
+        "tflops": None,
+        "samples_us": (),
+        "policy": None,
+        "reason": None,
+    }
+    if isinstance(b, RefusedBaseline):
+        return {**untimed, "reason": b.reason}
+    return {
+        **untimed,
+        "median_us": b.median_us,
+        "tflops": b.tflops,
+        "samples_us": b.samples_us,
+        "policy": b.policy,
+    }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from evoengine.devices.pool import BlockLaunch, BlockTrace
     from evoengine.workloads.coverage import Cell
+    from evoengine.workloads.packages import PackageBaseline
 
 Inputs = Mapping[str, "torch.Tensor"]
 """tensors by the names of the kernel's parameters"""
@@ -75,6 +76,9 @@ AnyCase = Case[Any]
 """a case of a workload that the engine does not know"""
 
 
+FLOAT32_EPS = 2.0**-23
+
+
 @dataclass(frozen=True, slots=True)
 class Tolerance:
     """The allowed error of an output against the float64 reference.
@@ -86,9 +90,15 @@ class Tolerance:
 
     own: float = 2.0
     roundings: float = 1.0
+    wide_roundings: float | None = None
+    """likewise of outputs in fp32 and fp64; None: as `roundings`"""
     rtol: float | None = None
     atol: float | None = None
     matched: float = 1.0
+
+    def spacings(self, eps: float) -> float:
+        """Return how many spacings an output may be off whose dtype has numbers `eps` apart at 1."""
+        return self.roundings if self.wide_roundings is None or eps > FLOAT32_EPS else self.wide_roundings
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +176,21 @@ class Tensors(ABC, Generic[P]):
         The call raises RuntimeError if the library does not support the problem.
         """
         raise NotImplementedError
+
+    def outputs_of(self, problem: P, found: Any) -> Outputs:
+        """Return by name, in the shapes of the kernel's outputs, what a call of `baseline` returned.
+
+        They are compared with the reference before the baseline is timed. Those that it does not compute are left out.
+        """
+        return {}
+
+    def package_baselines(self) -> tuple[PackageBaseline[P], ...]:
+        """Return kernels of packages that need not be installed, which are baselines where they are."""
+        return ()
+
+    def as_baselines_see(self, problem: P, inputs: Inputs) -> Inputs:
+        """Return the inputs for which a baseline's outputs are right, if it computes some of the inputs itself."""
+        return inputs
 
     def library(self, problem: P, inputs: Inputs) -> Outputs:
         """Return all outputs of a whole problem computed by a library.

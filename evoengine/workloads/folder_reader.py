@@ -45,7 +45,7 @@ _INTEGERS = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in
 _LARGEST_FLOATS = {"fp16": 65504.0, "bf16": 3.38e38, "fp32": 3.4e38}
 SCALAR_DTYPES = ("fp32", "fp64", "int32", "int64")
 IN_FLOAT32_ROUNDINGS = 64.0
-"""spacings allowed if outputs are float32 or float64: sequential sums of thousands of terms are off by some tens of
+"""spacings allowed of an output in float32 or float64: sequential sums of thousands of terms are off by some tens of
 spacings of the largest output, and a library's blocked sums by fewer"""
 
 _KEYS = (
@@ -144,7 +144,7 @@ class _Reader:
             makers=self.makers,
             constants=constants,
             compile_time=compile_time,
-            tolerance=self._tolerance(outputs),
+            tolerance=self._tolerance(),
             cases=self._cases(),
             flops=self._expression(self.data["flops"], "flops") if "flops" in self.data else None,
             bytes=self._expression(self.data["bytes"], "bytes") if "bytes" in self.data else None,
@@ -507,7 +507,7 @@ class _Reader:
                 self._fail(f"{at} is over {over!r}, which is not an input before {item.name} of its shape and dtype")
         return Draw(kind, value, low, high, maker, over)
 
-    def _tolerance(self, outputs: tuple[Item, ...]) -> Tolerance:
+    def _tolerance(self) -> Tolerance:
         entry = self._object(self.data, "tolerance", "tolerance")
         self._known_keys(entry, ("rtol", "atol", "required_matched_ratio", "own", "roundings"), "tolerance")
         for key, value in entry.items():
@@ -516,10 +516,10 @@ class _Reader:
         matched = entry.get("required_matched_ratio", 1.0)
         if not 0 < matched <= 1:
             self._fail(f"tolerance.required_matched_ratio is {matched}; it is a share above 0 and at most 1")
-        wide = all(item.dtype in ("fp32", "fp64") for item in outputs)
         return Tolerance(
             own=entry.get("own", 2.0),
-            roundings=entry.get("roundings", IN_FLOAT32_ROUNDINGS if wide else 1.0),
+            roundings=entry.get("roundings", 1.0),
+            wide_roundings=None if "roundings" in entry else IN_FLOAT32_ROUNDINGS,
             rtol=entry.get("rtol"),
             atol=entry.get("atol"),
             matched=matched,

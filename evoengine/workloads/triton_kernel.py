@@ -20,7 +20,7 @@ import numpy as np
 from evoengine.devices.base import Parameter
 from evoengine.errors import UsageError
 from evoengine.gpu import Gpu, known_gpus
-from evoengine.gpu_file import gpu_fields, stored_fields
+from evoengine.gpu_file import stored_fields
 from evoengine.records import Config, Value
 from evoengine.sandbox.jail import MARK
 from evoengine.sandbox.untrusted import read_limited_text
@@ -262,7 +262,7 @@ def with_last_line(host: Host, problem: TritonProblem, config: Config, gpu: Gpu)
     """Return the file's text with a last line that `read_last_line` reads."""
     stated: dict[str, Any] = {field.name: getattr(host, field.name) for field in fields(Host) if field.name != "text"}
     stated |= {"sizes": dict(problem.sizes), "config": {k: v for k, v in config.items() if k != "family"}}
-    stated["gpu"] = gpu.key if known_gpus().get(gpu.key) == gpu else gpu_fields(gpu)
+    stated["gpu"] = gpu.key if known_gpus().get(gpu.key) == gpu else asdict(gpu)
     return f"{host.text.rstrip()}\n\n{LAST_LINE}{json.dumps(stated)}\n"
 
 

@@ -12,7 +12,12 @@ import pytest
 from benchmarks import measured_families, measured_report
 from benchmarks.measured_bench import SAMPLE_BYTES, SAMPLES
 from benchmarks.measured_families import Search
-from benchmarks.measured_kernels import attempt, make_folder, own, predict_again, space_of
+from benchmarks.measured_kernels import Made, attempt, keep, make_folder, own, predict_again, row_of, space_of
+from evoengine.records import Launch, Source
+from evoengine.sass.core import Program
+from evoengine.sass.cubin import read_kernel
+from evoengine.sass.launch import DrawnArgument, Geometry, prepare
+from evoengine.stages.compile import compile_source
 from tests.support.machine_code import require_tools
 
 DECODE = "decode:b2,h4,kv2,s200,d64,bf16,page16"
@@ -59,6 +64,20 @@ def test_a_row_is_predicted_again_as_before_from_what_it_holds(row, folder):
 def test_a_row_that_was_not_predicted_is_predicted_later(row, folder):
     later = predict_again({**row, "predicted": {}}, folder)
     assert later["predicted"] == row["predicted"]
+
+
+def test_memory_that_only_tensor_maps_point_to_is_no_parameter_of_a_row(folder):
+    require_tools()
+    text = 'extern "C" __global__ void fill(float* o) { o[threadIdx.x] = 1; }'
+    binary = compile_source(Source(text, "fill", Launch((1, 1, 1), 32, 0)), "sm_90a")
+    output, mapped, one_block = DrawnArgument("o", 128, "fp32", True), DrawnArgument("a", 128, "fp32"), (1, 1, 1)
+    geometry = Geometry(one_block, (32, 1, 1), 0)
+    launch = prepare(read_kernel(binary.cubin, "fill"), geometry, [output], 0, mapped=[mapped])
+    made = Made("fill", Program(binary.listing, "fill"), launch, geometry)
+    row = row_of(("mapped", "one block", "fill"), binary.cubin, [made], 0.0, 0.0)
+    keep(folder, row, binary.cubin, None, "")
+    assert row["kernels"][0]["parameters"] == ["o"]
+    assert predict_again(row, folder)["predicted"] == row["predicted"]
 
 
 def test_references_are_sampled_where_outputs_are(row):

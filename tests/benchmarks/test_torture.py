@@ -53,7 +53,7 @@ def searched(tmp_path_factory):
 
 
 def cut_short(path, log):
-    """With one trial under way, as a kill leaves it."""
+    """With one trial in flight, as a kill leaves it."""
     with open_ledger(str(path), create=True) as ledger:
         setting = instant.make_setting(path.parent, SIZE, SIZE, 1, "random", 2)
         run = instant.start(ledger, setting, lambda line: None).run

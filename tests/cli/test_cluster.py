@@ -200,7 +200,7 @@ def test_a_driver_that_is_killed_leaves_no_actor_and_its_search_is_taken_up_agai
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("begun", [False, True], ids=["as it begins", "with candidates under way"])
+@pytest.mark.parametrize("begun", [False, True], ids=["as it begins", "with candidates in flight"])
 def test_a_search_whose_raylet_dies_ends_with_a_sentence_that_names_it(tmp_path, begun):
     pytest.importorskip("ray", reason="needs Ray: pip install 'evoengine[ray]'")
     from tests.support.fleet import nodes

@@ -19,6 +19,7 @@ from evoengine.ledger.store import open_ledger
 from evoengine.records import Candidate, Outcome
 from tests.cli.conftest import SMALL
 from tests.support.exhaustive import more
+from tests.support.libraries_path import FOLDER
 from tests.support.waiting import wait_for
 
 HELPS = """
@@ -68,9 +69,19 @@ def test_doctor_says_what_is_here(evoengine):
     done = evoengine("doctor", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == (0 if found["able"] else 3)
-    names = {f["name"] for f in found["findings"]}
-    assert names == {"Python", "CUDA compiler", "disassembler", "C++ compiler", "torch", "GPU", "CUDA versions"}
+    assert [f["name"] for f in found["findings"]] == [
+        "Python", "CUDA compiler", "disassembler", "C++ compiler", "torch", "GPU", "CUDA versions", "baselines",
+    ]  # fmt: skip
     assert all(f["remedy"] for f in found["findings"] if not f["here"])
+
+
+def test_doctor_names_the_packages_whose_kernels_are_baselines(evoengine):
+    def shown(**environment):
+        return next(line for line in evoengine("doctor", env=environment).stdout.splitlines() if "baselines" in line)
+
+    assert shown().endswith("kernels of torch")
+    here = shown(PYTHONPATH=str(FOLDER))
+    assert here.endswith("kernels of torch, flash_attn 2.8.4, flash_attn_interface 3.0.0, flashinfer 0.7.2.post1")
 
 
 def test_doctor_names_the_remedy_for_a_missing_compiler(evoengine, tmp_path):

@@ -15,10 +15,10 @@ from evoengine.devices.driver import find_driver, resolve_gpu
 from evoengine.errors import MachineError
 from evoengine.gpu import known_gpus
 from evoengine.paths import asset
-from evoengine.records import Binary, CompiledCandidate, Launch, Outcome, Rejection, Source
+from evoengine.records import Baseline, Binary, CompiledCandidate, Launch, Outcome, Rejection, Source
 from evoengine.sandbox.worker_process import WorkerLimits
 from evoengine.sandbox.workers import WorkerPool
-from evoengine.search.evaluators import GpuEvaluator, Job, Plans, gate_plan, timed_baselines
+from evoengine.search.evaluators import GpuEvaluator, Job, Plans, found_baselines, gate_plan
 from evoengine.stages.compile import compile_source
 from evoengine.stages.render import render
 from evoengine.timing.statistics import MIN_SAMPLES
@@ -112,7 +112,7 @@ KERNELS = {
 @pytest.fixture(scope="module")
 def judge():
     judge = GpuEvaluator(target(), device(), 1)
-    judge.first_baselines = timed_baselines(judge.baselines())
+    judge.first_baselines = [b for b in found_baselines(judge.baselines()) if isinstance(b, Baseline)]
     yield judge
     judge.close()
 
@@ -188,7 +188,7 @@ def test_a_problem_beyond_the_gpus_memory_names_the_bytes_needed_and_there():
     huge = GpuEvaluator(replace(target(), problem=problem), device(), 1)
     try:
         with pytest.raises(MachineError, match=r"needs [\d,]+ bytes of GPU memory .* and [\d,]+ of [\d,]+ are free"):
-            timed_baselines(huge.baselines())
+            found_baselines(huge.baselines())
     finally:
         huge.close()
 

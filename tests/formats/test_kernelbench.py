@@ -170,6 +170,16 @@ def get_inputs():
 """
 
 
+def test_a_number_among_the_inputs_is_an_argument_of_the_naive_kernel(tmp_path):
+    made = imported(
+        tmp_path, MODEL.replace("x)", "x, s)").replace("x, s))", "x)) * s + s").replace("columns)]", "columns), 3.25]")
+    )
+    assert made.problem["workloads"][0]["inputs"] == {"s": {"type": "scalar", "value": 3.25}}
+    verdict = gate(tmp_path / "own", {"family": "own", "block_size_x": 64})
+    assert verdict.correct, verdict.reason
+    assert "other scalars" in {case.name for case in verdict.cases}
+
+
 def test_sizes_that_must_be_equal_and_entries_of_tuples_that_are_a_size_vary_with_it(tmp_path):
     made = imported(tmp_path, TIED)
     assert made.problem["axes"] == {"batch": {"type": "var"}, "classes": {"type": "var"}}

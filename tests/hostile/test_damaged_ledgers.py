@@ -128,7 +128,7 @@ def test_every_command_answers_as_before_or_names_the_damage(sound, said_of_soun
     way = WAYS[number % len(WAYS)]
     what = way(damaged, draw)
     for command in COMMANDS:
-        copy = Path(shutil.copy(damaged, tmp_path / "copy.db"))  # a command may mend what follows from the rest
+        copy = Path(shutil.copy(damaged, tmp_path / "copy.db"))  # a command may repair what follows from the rest
         code, said = call(copy, *command)
         as_before = (code, said) == said_of_sound[command]
         assert not (as_before and command == ("db", "check") and way in FOUND_BY_CHECK), what

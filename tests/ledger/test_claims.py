@@ -9,7 +9,7 @@ import pytest
 
 from evoengine.cli.main import main
 from evoengine.ledger import runs
-from evoengine.ledger.check import find_faults, mend
+from evoengine.ledger.check import find_faults, repair_ledger
 from evoengine.ledger.claims import Claim
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
@@ -166,7 +166,7 @@ def test_what_three_kills_of_its_search_condemned_is_taken_back_and_evaluated_ag
     ledger.finish(condemned, Outcome.CRASHED, reason, None, None, evidence={"deaths": deaths})
     (fault,) = find_faults(ledger, lambda stage: None)
     assert fault.what == f"trial {condemned}: rejected because one process died, whoever had ended it"
-    mend(ledger, lambda line: None)
+    repair_ledger(ledger, lambda line: None)
     assert find_faults(ledger, lambda stage: None) == []
     assert (ledger.candidate(condemned).outcome, ledger.candidate(condemned).reason) == (Outcome.KILLED, reason)
     trial, claim = add(ledger, start_run(ledger))
@@ -188,10 +188,10 @@ def test_what_one_death_condemned_is_found_taken_back_and_evaluated_again(ledger
     assert claim == Claim(first, True)
     ledger.claims.take_over(other, first, second, timed=False)
     (fault,) = find_faults(ledger, lambda stage: None)
-    assert (fault.what, fault.mended) == (
+    assert (fault.what, fault.repairable) == (
         f"trials {first} to {second}: rejected because one process died, whoever had ended it", True,
     )  # fmt: skip
-    mend(ledger, lambda line: None)
+    repair_ledger(ledger, lambda line: None)
     assert find_faults(ledger, lambda stage: None) == []
     assert [ledger.candidate(t).outcome for t in (first, second)] == [Outcome.KILLED] * 2
     assert ledger.candidate(first).reason == f"{DIED}: it did not die twice with nothing beside it"

@@ -20,7 +20,7 @@ from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_figure, a_verd
 
 @pytest.fixture
 def busy(ledger, monkeypatch):
-    """The ledger with a trial under way, which another program locks until the event is set."""
+    """The ledger with a trial in flight, which another program locks until the event is set."""
     ledger.close()
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     monkeypatch.setattr(patience, "RETRY_SECONDS", 0.02)

@@ -296,7 +296,7 @@ SEARCH = [sys.executable, "-m", "benchmarks.instant"]
 def test_two_coordinators_of_which_one_is_killed_while_the_server_restarts_evaluate_each_kernel_once(
     server, database, tmp_path
 ):
-    """Both search the same 60 configurations. What the killed one had under way is tried again by the other."""
+    """Both search the same 60 configurations. What the killed one had in flight is tried again by the other."""
     log = tmp_path / "log"
     log.touch()
     command = [*SEARCH, database, "--size", "60", "--trials", "60", "--milliseconds", "40", "--log", str(log)]

@@ -32,7 +32,7 @@ WRITER = """
 import sys
 from datetime import UTC, datetime
 from evoengine.ledger.tables import VerdictRow
-from evoengine.ledger.rows import verdict_values
+from evoengine.ledger.rows import record_values
 from evoengine.ledger.store import open_ledger
 from tests.support.ledger_examples import *
 ledger = open_ledger(sys.argv[1], create=True)
@@ -59,9 +59,9 @@ trial = ledger.add_candidate(run, PROBLEM, GPU, CONFIG, (1,), "mutation", a_sour
 ledger.record_binary(trial, a_source("second"), a_binary())
 print("committed", flush=True)
 with ledger.database.writing() as session:
-    session.add(VerdictRow(candidate_id=trial, taken_at=datetime.now(UTC), **verdict_values(a_verdict())))
+    session.add(VerdictRow(candidate_id=trial, taken_at=datetime.now(UTC), **record_values(a_verdict())))
     session.flush()
-    print("under way", flush=True)
+    print("in flight", flush=True)
     sys.stdin.readline()
 """
 
@@ -107,7 +107,7 @@ def killed_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
     with writer(folder / "killed.db", STOPS_MID_WAY) as process:
         assert process.stdout.readline() == "committed\n"
-        assert process.stdout.readline() == "under way\n"
+        assert process.stdout.readline() == "in flight\n"
     assert process.returncode == -signal.SIGKILL
     return folder
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -145,17 +144,6 @@ def test_batches_follow_each_other_without_a_gap(ledger, monkeypatch):
     second = [t.trial for t in ledger.trials(run=2)]
     assert second == [c.trial for c in ledger.candidates(run=2)] and len(second) % 7
     assert [t.trial for t in ledger.trials(ranked=True)] == [c.trial for c in ledger.candidates() if c.outcome.ranked]
-
-
-def test_the_last_trials_are_read_without_those_before(files, monkeypatch):
-    monkeypatch.setattr("evoengine.ledger.read.FIRST_BATCH", 7)
-    monkeypatch.setattr("evoengine.ledger.read.BATCH", 20)
-    with open_ledger(str(files[FEW]), create=False) as ledger:
-        assert [t.trial for t in ledger.trials(newest_first=True)] == list(range(FEW, 0, -1))
-        read: list[int] = []
-        event.listen(ledger.database.engine, "before_cursor_execute", lambda *args: read.append(1))
-        assert [t.trial for t in islice(ledger.trials(newest_first=True), 7)] == list(range(FEW, FEW - 7, -1))
-        assert len(read) < 5
 
 
 def test_trials_are_picked_by_how_they_ended(new_file):

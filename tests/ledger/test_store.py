@@ -27,6 +27,7 @@ from evoengine.records import (
     Candidate,
     CaseResult,
     Clocks,
+    Coverage,
     Device,
     Kind,
     Launch,
@@ -85,6 +86,8 @@ def random_candidate(rng: random.Random, trial: int, run: int) -> Candidate:
     stages = rng.randrange(6)
     error = rng.choice([math.inf, -math.inf, 0.5, None])
     case = CaseResult(text(), text(), rng.getrandbits(80), rng.random() < 0.5, error, error, number(), maybe(text()))
+    coverage = Coverage({text(): rng.randrange(9)}, {text(): rng.randrange(9)}, (text(),))
+    of_gate = {"coverage": maybe(coverage), "gate_version": maybe(9), "whole": rng.random() < 0.5}
     rows = (rng.randrange(1, 4), rng.randrange(1, 4))
     threads = rng.randrange(1, 99) * rows[0] * rows[1]
     launch = Launch((rng.getrandbits(31), 1, 65535), threads, rng.getrandbits(18), rows)
@@ -96,6 +99,7 @@ def random_candidate(rng: random.Random, trial: int, run: int) -> Candidate:
     policy = Policy(rng.choice(list(LaunchMode)), rng.choice(list(L2)), Clocks.BOOST, rng.randrange(99))
     timed = (samples, maybe(number()), terms, None, maybe(policy), maybe(number()))
     figure = Measurement(rng.choice(list(Kind)), text(), number(), number(), *timed)
+    verdict = Verdict(text(), maybe(Outcome.HUNG), maybe(text()), (case, case), number(), **of_gate)
     return Candidate(
         trial=trial,
         run=run,
@@ -107,7 +111,7 @@ def random_candidate(rng: random.Random, trial: int, run: int) -> Candidate:
         device=maybe(text()) if stages == 5 else None,
         source=Source(text(), text(), launch) if stages >= 1 else None,
         binary=binary if stages >= 2 else None,
-        verdict=Verdict(text(), maybe(Outcome.HUNG), maybe(text()), (case, case), number()) if stages >= 3 else None,
+        verdict=verdict if stages >= 3 else None,
         measurement=figure if stages >= 4 else None,
         occupancy=maybe(number()) if stages == 5 else None,
         parents=tuple(rng.choices(range(1, 99), k=rng.randrange(3))),

@@ -216,9 +216,9 @@ def test_what_cannot_be_projected_is_told_and_stops_nothing_and_a_rebuild_mends_
     projection.complete()
     assert list(projection.missed) == [strange]
     assert "48" in projection.missed[strange]
-    mended = rebuild(storage, ledger, run, Kind.ESTIMATED, DOMAINS | {"tile_m": (32, 48, 64, 128)})
-    assert mended.missed == {}
-    assert len(optuna.load_study(study_name=mended.name, storage=storage).trials) == 2
+    repaired = rebuild(storage, ledger, run, Kind.ESTIMATED, DOMAINS | {"tile_m": (32, 48, 64, 128)})
+    assert repaired.missed == {}
+    assert len(optuna.load_study(study_name=repaired.name, storage=storage).trials) == 2
 
 
 def test_a_storage_that_fails_stops_nothing(ledger):

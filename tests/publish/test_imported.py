@@ -12,7 +12,6 @@ from sqlalchemy import text
 
 from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.gpu import find_gpu
-from evoengine.ledger.store import open_ledger
 from evoengine.ledger.transfer import import_run, read_run
 from evoengine.publish.imported import mark_suspect
 from evoengine.publish.t4 import from_t4, to_t4
@@ -26,12 +25,6 @@ from tests.publish.test_t4 import BASELINES, DEVICE, whole
 from tests.support.ledger_examples import GPU, POLICY, PROBLEM, a_binary, a_figure, a_source, add_ranked, start_run
 
 FOREIGN = b"\x7fELF that somebody made"
-
-
-@pytest.fixture
-def ledger(tmp_path):
-    with open_ledger(str(tmp_path / "evo.db"), create=True) as opened:
-        yield opened
 
 
 def exported() -> dict:

@@ -24,7 +24,7 @@ from evoengine.sandbox.worker_process import WorkerLimits
 from evoengine.sandbox.workers import WorkerPool
 from tests.support import faulty_device
 from tests.support.exhaustive import more
-from tests.support.waiting import wait_for
+from tests.support.waiting import is_alive, wait_for
 
 SIGNALS = [signal.SIGKILL, *more([signal.SIGTERM, signal.SIGHUP, signal.SIGSEGV, signal.SIGABRT, signal.SIGUSR1])]
 
@@ -209,13 +209,6 @@ def test_a_keeper_that_is_killed_is_no_verdict_either_and_leaves_nothing(pool, t
 
 def child_of(pid: int) -> int:
     return int(subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_workers_that_are_killed_as_they_start_are_started_again(pool, monkeypatch):

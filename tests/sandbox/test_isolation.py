@@ -38,7 +38,7 @@ from tests.support.faulty_device import (
     start_and_wait,
     was_warm,
 )
-from tests.support.waiting import wait_for
+from tests.support.waiting import is_alive, wait_for
 
 
 def children() -> set[tuple[int, str]]:
@@ -133,15 +133,7 @@ def test_a_reason_is_no_longer_than_a_person_reads(pool):
 def test_what_a_killed_worker_started_dies_with_it(pool, tmp_path):
     rejection = pool.submit(start_and_wait, str(tmp_path / "pid"), on_crash=Outcome.CRASHED, returns=int).result()
     assert rejection.outcome is Outcome.HUNG
-    wait_for(lambda: not alive(int((tmp_path / "pid").read_text())))
-
-
-def alive(pid: int) -> bool:
-    """A process that was adopted and not yet reaped has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    wait_for(lambda: not is_alive(int((tmp_path / "pid").read_text())))
 
 
 def test_a_worker_killed_while_idle_costs_no_candidate(pool):

@@ -19,17 +19,9 @@ from evoengine.sandbox.worker_process import MAX_PROCESSES, WorkerLimits
 from evoengine.sandbox.workers import WorkerPool
 from tests.support import faulty_device
 from tests.support.exhaustive import more
-from tests.support.waiting import wait_for
+from tests.support.waiting import is_alive, wait_for
 
 MIB = 1 << 20
-
-
-def alive(pid: int) -> bool:
-    """A process that was not yet reaped has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture
@@ -46,14 +38,14 @@ def left_by(pool, path, then):
 
 def test_a_process_in_a_session_of_its_own_does_not_outlive_the_task_that_left_it(pool, tmp_path):
     pid = left_by(pool, tmp_path / "pid", "return")
-    wait_for(lambda: not alive(pid))
+    wait_for(lambda: not is_alive(pid))
 
 
 @pytest.mark.parametrize("fault", ["kill", *more(["segv", "exit"])])
 def test_nor_a_worker_that_dies_at_once(pool, tmp_path, fault):
     pid = left_by(pool, tmp_path / "pid", fault)
     pool.close()
-    assert not alive(pid)
+    assert not is_alive(pid)
 
 
 def test_a_worker_that_starts_more_processes_than_it_may_is_ended_with_all_of_them():
@@ -126,7 +118,7 @@ def test_a_search_that_is_killed_leaves_no_process_and_no_folder(tmp_path, numbe
     assert any((tmp_path / "temporary").iterdir())
     search.send_signal(number)
     search.wait()
-    wait_for(lambda: not any(alive(int(path.read_text())) for path in pids))
+    wait_for(lambda: not any(is_alive(int(path.read_text())) for path in pids))
     wait_for(lambda: not any((tmp_path / "temporary").iterdir()))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from evoengine.cuda_files import disassembler
 from evoengine.paths import asset
-from evoengine.records import Source
+from evoengine.records import KernelResources, NextKernel, Source
 from evoengine.sass.listing import labels
 from evoengine.sass.main_loop import count_opcode, main_loops, stall_sum, why_slow
 from evoengine.stages.compile import compile_source
@@ -98,6 +99,17 @@ def test_addresses_moved_from_vector_registers_are_found():
     unknown = ("return uniform(threadIdx.x / 128)", "return threadIdx.x / 128")
     assert rejected(BESIDE, unknown).startswith("10 R2UR beside 12 HGMMA")
     assert rejected(BESIDE, unknown, timed=True) is None  # the clock judges
+
+
+def test_the_main_loop_of_a_kernel_behind_the_first_is_looked_at_too():
+    """The first is the start point itself, under another name."""
+    source, right = compiled(BESIDE)
+    _, wrong = compiled(BESIDE, ("return uniform(threadIdx.x / 128)", "return threadIdx.x / 128"))
+    own = KernelResources(source.entry, wrong.registers, 0, 0, 0)
+    both = replace(right, listing=right.listing.replace(source.entry, "first") + "\n" + wrong.listing, others=(own,))
+    behind = replace(source.launch, then=(NextKernel(source.entry, source.launch),))
+    found = screen_binary(both, Source(source.text, "first", behind), attention_target().gpu, {}, timed=False)
+    assert found.startswith(f"kernel {source.entry}: 10 R2UR beside 12 HGMMA")
 
 
 @pytest.mark.parametrize("timed", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from evoengine.ledger.store import open_ledger
 from evoengine.records import Kind, Outcome
 from evoengine.sass.build import build
 from evoengine.tuning.measure import measured_pairs, rank_agreement
@@ -28,12 +27,6 @@ def test_agreement_is_rank_correlation_and_what_a_short_list_would_have_missed(p
     assert found.candidates == len(pairs)
     assert found.spearman == (None if spearman is None else pytest.approx(spearman))
     assert found.regret == (None if regret is None else pytest.approx(regret))
-
-
-@pytest.fixture
-def ledger(tmp_path):
-    with open_ledger(str(tmp_path / "evo.db"), create=True) as ledger:
-        yield ledger
 
 
 def test_a_pair_is_the_last_estimate_beside_the_last_measurement(ledger):

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from evoengine.errors import MachineError
-from evoengine.ledger.store import open_ledger
 from evoengine.paths import asset
 from evoengine.records import EMULATOR, EXECUTOR, GATE_VERSION, Kind, Outcome, Rejection, Verdict
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
@@ -31,12 +30,6 @@ OUT_OF_BOUNDS = ("if (row >= work.rows) break;", "if (row > work.rows) break;")
 @pytest.fixture(scope="module")
 def space():
     return attention_space(SMALL)
-
-
-@pytest.fixture
-def ledger(tmp_path):
-    with open_ledger(str(tmp_path / "evo.db"), create=True) as ledger:
-        yield ledger
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A run that goes on: what it had counts, what was under way is tried again, and what may be to blame for kills runs
+"""A run that goes on: what it had counts, what was in flight is tried again, and what may be to blame for kills runs
 alone."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIZE = 20
 
 
 class CountingJudge(instant.InstantJudge):
-    """Notes how many candidates are under way whenever one comes."""
+    """Notes how many candidates are in flight whenever one comes."""
 
     def __init__(self) -> None:
         super().__init__(None, 1.0)
@@ -30,7 +30,7 @@ class CountingJudge(instant.InstantJudge):
         self._shared = Event()
         self.in_flight: list[Future] = []
         self.seen: list[tuple[int, int]] = []
-        """number, and how many others were under way"""
+        """number, and how many others were in flight"""
 
     queue_depth = 4
 

@@ -39,7 +39,8 @@ def tried(numbered) -> list[int]:
 # ── a search ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_first_candidates_on_the_gpu_are_those_predicted_to_be_fastest(numbered, all_first):
+def test_the_first_candidates_on_the_gpu_are_those_predicted_to_be_fastest(numbered, all_first, monkeypatch):
+    monkeypatch.setattr(evolution, "TIED", 0.0)
     coordinator = numbered.coordinator(MIXED, trials=8, sampler="evolution", predictor=faulty_device.right_model)
     progress = coordinator.search()
     assert tried(numbered)[:2] == [39, 38]

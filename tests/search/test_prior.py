@@ -104,15 +104,14 @@ def test_the_first_trials_are_those_that_the_prior_expects_to_be_fastest(space, 
     assert operators(found)[:4] == LED_FIRST and "prior" not in operators(found)[4:]
 
 
-def test_of_what_a_model_predicts_to_be_as_fast_the_least_alike_is_tried(space):
-    """Predictions err by more than the fastest ones differ by."""
+def test_of_what_a_model_predicts_to_be_as_fast_any_is_tried_first(space):
+    """Predictions err by more than the fastest ones differ by, so that their order is none."""
     made = noisy(space, 0.3, 1)
-    first, second = (space.encode(t.config) for t in search(space, 0, 2, Evolution(space, 0, made)))
-    rows = np.array([space.encode(config) for config in space.enumerate() if (space.encode(config) != first).any()])
+    rows = np.array([space.encode(config) for config in space.enumerate()])
     (said,) = made.log_us(rows)
-    tied = rows[said <= said.min() + evolution.TIED]
-    assert (second == tied).all(1).any() and (second != rows[said.argmin()]).any()
-    assert (first != second).sum() == (first != tied).sum(1).max() > 1
+    tied = {row.tobytes() for row in rows[said <= said.min() + evolution.TIED]}
+    first = {space.encode(Evolution(space, seed, made).ask().config).tobytes() for seed in range(8 * len(tied))}
+    assert first == tied and len(tied) > 1
 
 
 def test_what_was_measured_elsewhere_is_tried_in_its_order(space):
@@ -154,7 +153,9 @@ def test_where_the_favourites_of_a_prior_fail_the_search_draws_at_random(space):
     )  # fmt: skip
     came_through = [t.number for t in found if t.value > -np.inf]
     assert [o for o in operators(found)[: came_through[3] + 1] if o not in ("prior", "random")] == []
-    assert operators(found)[: came_through[3] + 1].count("prior") == 4
+    fourth = [t.number for t in found if t.value == -np.inf][3]
+    led = [number for number, operator in enumerate(operators(found)) if operator == "prior"]
+    assert led == [0, 1, 3, 4][: len(led)] and len(led) >= 3 and led[-1] <= fourth
     assert operators(found)[came_through[3] + 1] not in ("prior", "random")
 
 
@@ -168,7 +169,7 @@ def test_a_space_too_large_to_hold_is_led_too(space, monkeypatch):
 
 @pytest.mark.parametrize("expected", [evolution.N_PRIOR_ROWS, 0])
 def test_what_a_prior_expects_to_be_fast_is_in_the_pool_of_a_large_space(space, monkeypatch, expected):
-    """The best is many knobs from all that is tried, and its prediction comes when the search is under way."""
+    """The best is many knobs from all that is tried, and its prediction comes after the search has begun."""
     for name, value in (("ENUMERABLE", 10), ("N_RANDOM", 2), ("N_CROSSED", 1)):
         monkeypatch.setattr(prior, name, value)
     monkeypatch.setattr(evolution, "N_PRIOR_ROWS", expected)
@@ -242,6 +243,7 @@ def test_of_two_sources_the_one_that_the_trials_confirm_is_believed(space, monke
 
 def test_one_proposal_of_eight_ignores_the_prior(space, monkeypatch):
     monkeypatch.setattr(prior, "FAILURES", 32)
+    monkeypatch.setattr(prior, "FAILURE", 0.0)
     found = search(space, 0, 32, Evolution(space, 0, noisy(space, 0.1, 0)), lambda config: 1 / time_us(config))
     led = [evolution.LED_BY in t.operator for t in found]
     assert not any(led[2::8]) and sum(led) >= 16

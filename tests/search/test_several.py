@@ -26,7 +26,7 @@ SIZE = 20
 
 
 class Two:
-    """A search of all numbers, and another one that has the first of them under way."""
+    """A search of all numbers, and another one that has the first of them in flight."""
 
     def __init__(self, folder):
         self.log = folder / "log"

@@ -45,7 +45,7 @@ def test_a_server_is_killed_and_started_again_in_mid_stream_and_nothing_is_lost_
         told = []
         listening = threading.Thread(target=lambda: told.extend(client.events(job.id, patience=300.0)))
         following = server.client().events(job.id)
-        for event in following:  # until its search is under way
+        for event in following:  # until its search has begun
             if event.event == "trial":
                 break
         listening.start()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 
 import pytest
 
 from evoengine.cuda_files import disassembler
-from evoengine.records import Source
+from evoengine.gpu import find_gpu
+from evoengine.records import KernelResources, NextKernel, Source
 from evoengine.stages.compile import compile_source
 from evoengine.stages.screen import screen_binary, why_stuck
 from tests.support.exhaustive import more
@@ -51,5 +53,15 @@ def test_registers_that_nobody_gives_up_are_missed():
 
 def test_what_is_said_depends_on_how_many_give_registers_up():
     _, binary, source = found(PROBLEMS[0], 8, timed=False)
-    assert why_stuck(binary, source, 1) and not why_stuck(binary, source, 2)
-    assert not why_stuck(binary, source, 0) and not why_stuck(binary, source, 3)
+    stuck = partial(why_stuck, binary, source.entry, source.launch)
+    assert stuck(1) and not stuck(2) and not stuck(0) and not stuck(3)
+
+
+def test_a_kernel_behind_the_first_is_looked_at_too():
+    _, binary, source = found(PROBLEMS[0], 8)
+    behind = NextKernel(source.entry, source.launch)
+    listing = f"{binary.listing}\n{binary.listing.replace(source.entry, 'first').replace('TRY_ALLOC', 'OTHER')}"
+    both = replace(binary, listing=listing, others=(KernelResources(source.entry, binary.registers, 0, 0, 0),))
+    first = Source(source.text, "first", replace(source.launch, then=(behind,)))
+    reason = screen_binary(both, first, find_gpu("h100"), {"producer_warpgroups": 1.0}, timed=True)
+    assert reason.startswith(f"kernel {source.entry}: setmaxnreg asks for 5")

@@ -32,6 +32,7 @@ from evoengine.records import (
     Kind,
     Measurement,
     Outcome,
+    RefusedBaseline,
     Rejection,
     Verdict,
 )
@@ -247,6 +248,15 @@ def hanging_baseline(target, seed, failed):
 
 def crashing_baselines(*_):
     return Rejection(Outcome.CRASHED, "no context")
+
+
+def crashing_packages(target, seed, failed):
+    """A package's code ends the process; without packages the library's are timed."""
+    if "packages" not in failed:
+        os.environ["CRASHED"] = "yes"
+        return Rejection(Outcome.CRASHED, "SIGSEGV")
+    assert "CRASHED" not in os.environ
+    return [*baselines_task(target, seed, failed), RefusedBaseline("flash_attn", DEVICE, failed["packages"])]
 
 
 def visible(*_):

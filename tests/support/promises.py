@@ -28,7 +28,7 @@ from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.paths import asset
 from evoengine.publish.export import export_files
 from evoengine.publish.folder import CHECKSUMS
-from evoengine.records import EXECUTOR, Baseline, Candidate, Config, Device, Kind, Outcome, Profile
+from evoengine.records import EXECUTOR, Baseline, Candidate, Config, Device, Kind, Outcome, Profile, RefusedBaseline
 from evoengine.search.proposer import Proposer
 from evoengine.search.recorded import read_recorded
 from evoengine.search.samplers.prior import StartedSpace
@@ -262,6 +262,7 @@ def of_other_machines() -> dict[str, Any]:
     """Return what commands print that need a GPU, a cluster or seconds of work, from the records that they print."""
     candidate = Candidate(1, 1, PROBLEM, GPU, {"n": 1})
     baseline = Baseline("MATH", "NVIDIA H100", 900.0, 305.0, (900.0,), POLICY)
+    refused = RefusedBaseline("CUDNN_ATTENTION", "NVIDIA H100", "No available kernel.")
     pair = Pair(1, PROBLEM, GPU, "NVIDIA H100", "wmma", 2.0, 2.5)
     node = Node("n1", "host", "10.0.0.1", 8, {"h100": 1}, "3.12.1", "0.1.0", "NVRTC 13.0", "no compiler")
     status = ClusterStatus(
@@ -277,7 +278,9 @@ def of_other_machines() -> dict[str, Any]:
     row = Row("ours", "wmma", PROBLEM, GPU, "boost", 9.0, 10.0, "wgmma with softmax", "tensor")
     rows = [row] * 3
     return {
-        "measure": measured_json(MeasureResult(2, (baseline,), (candidate,), (pair,), Agreement(2, 0.5, 0.1), ())),
+        "measure": measured_json(
+            MeasureResult(2, (baseline, refused), (candidate,), (pair,), Agreement(2, 0.5, 0.1), ())
+        ),
         "propose": proposed_json(ProposeResult(3, (candidate,), 20, "all proposals judged")),
         "profile": profile_json(1, Profile("model", "h100", {"tensor %": 12.5}, ("a remark",))),
         "cluster status": cluster_json(status),

@@ -23,6 +23,7 @@ from evoengine.records import Outcome, Rejection
 from evoengine.timing.statistics import MIN_SAMPLES
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
+from evoengine.workloads.base import Case
 from tests.support.exhaustive import more
 from tests.support.measuring import FULL, H100, PROBLEM, SDPA, STREAM, at_full_size, contender, judge, target
 
@@ -131,7 +132,8 @@ def test_the_samples_alone_do_not_find_it_but_the_comparison_of_all_rows_does(st
     assert found.startswith("full problem, all rows: 896 of 1024 rows differ from SDPA's")
 
     def again(bench, name, seed, allowed):
-        return bench._compare(name, seed, samples(None, PROBLEM, bench._sets[0][0], seed)[0])
+        sample = samples(None, PROBLEM, bench._sets[0][0], seed)[0]
+        return bench._compare(Case(name, sample.problem), sample.inputs, sample.take(bench._results()), seed)
 
     monkeypatch.setattr(Bench, "_compare_whole", again)
     monkeypatch.setattr(Bench, "output_check", lambda bench, checked: None)

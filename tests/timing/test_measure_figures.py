@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from evoengine.records import Outcome
+from evoengine.records import Baseline, Outcome, RefusedBaseline
 from evoengine.timing import clock
 from evoengine.timing.figures import Subject, choose_policy, make_figure
 from evoengine.timing.rounds import Rounds
@@ -19,16 +19,25 @@ from evoengine.timing.statistics import MIN_SAMPLES
 from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.attention.tensors import AttentionTensors
+from tests.support.libraries_path import libraries
 from tests.support.measuring import H100, PROBLEM, SDPA, contender, judge, target
 
 pytestmark = pytest.mark.stand_in
+
+
+def timed(found):
+    return {b.name: b for b in found if isinstance(b, Baseline)}
+
+
+def refused(found):
+    return {b.name: b.reason for b in found if isinstance(b, RefusedBaseline)}
 
 
 # ── baselines ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_backends_that_do_not_take_the_problem_are_left_out(stage):
-    found = {b.name: b for b in stage.baselines(target(), 1)}
+    found = timed(stage.baselines(target(), 1))
     assert set(found) == {"FLASH_ATTENTION", "MATH"}
     assert all(b.device == "stand-in driver without a GPU" for b in found.values())
     assert found["MATH"].median_us == pytest.approx(900.0, rel=0.01)
@@ -48,9 +57,9 @@ def test_a_problem_that_no_library_supports_is_timed_beside_plain_torch(stage, m
         raise RuntimeError("torch has no such attention")
 
     monkeypatch.setattr(AttentionTensors, "baseline", refuse)
-    assert [b.name for b in stage.baselines(target(), 1)] == ["plain torch"]
+    assert list(timed(stage.baselines(target(), 1))) == ["plain torch"]
     monkeypatch.setattr(AttentionTensors, "baselines", lambda self, problem: ())
-    assert [b.name for b in stage.baselines(target(), 1)] == ["plain torch"]
+    assert list(timed(stage.baselines(target(), 1))) == ["plain torch"]
 
 
 @pytest.mark.parametrize("flushes", [5, 20])
@@ -58,7 +67,7 @@ def test_a_library_slow_to_queue_is_timed_behind_a_longer_flush(stage, monkeypat
     from evoengine.devices import torch_gpu  # the stand-in's
 
     monkeypatch.setattr(torch_gpu, "HOST_US", flushes * 180.0)  # of which one takes 179
-    found = {b.name: b for b in stage.baselines(target(), 1)}
+    found = timed(stage.baselines(target(), 1))
     assert set(found) == {"FLASH_ATTENTION", "MATH"}
     assert found["MATH"].median_us == pytest.approx(900.0, rel=0.01)
 
@@ -77,11 +86,81 @@ def test_a_backend_that_hangs_is_named_and_may_be_left_out(stage, clock, monkeyp
 
     monkeypatch.setitem(device.times, "SDPA MATH", float("inf"))
     if without:
-        assert [b.name for b in stage.baselines(target(), 1, without)] == ["FLASH_ATTENTION"]
+        assert list(timed(stage.baselines(target(), 1, without))) == ["FLASH_ATTENTION"]
         return
     with pytest.raises(stage.BaselineFailed, match="^MATH: kernel SDPA MATH: no end after 0.2 s") as caught:
         stage.baselines(target(), 1)
     assert (caught.value.name, caught.value.outcome) == ("MATH", Outcome.HUNG)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """FlashAttention 2 and 3, of stand-ins, and FlashInfer, which takes no heads of 32."""
+    with libraries(monkeypatch):
+        yield
+
+
+FA2, FA3 = "flash_attn 2.8.4 flash_attn_func", "flash_attn_interface 3.0.0 flash_attn_func"
+
+
+def test_kernels_of_installed_packages_are_timed_too_and_the_fastest_counts(stage, installed, monkeypatch):
+    from tests.fake_cuda import device
+
+    monkeypatch.setitem(device.times, FA2, 250.0)
+    monkeypatch.setitem(device.times, FA3, 150.0)
+    found = timed(stage.baselines(target(), 1))
+    assert list(found) == ["FLASH_ATTENTION", "MATH", FA2, FA3]
+    assert found[FA3].median_us == pytest.approx(150.0, rel=0.01)
+    _, figure = judge(stage, contender(2, 100.0), rival=found[FA3])
+    assert figure.vs_baseline == pytest.approx(1.5, rel=0.02)
+
+
+def test_a_package_with_wrong_values_or_that_refuses_is_left_out_with_the_reason(stage, installed, monkeypatch):
+    import flash_attn
+    import flash_attn_interface
+
+    def refuse(*args, **kwargs):
+        raise ValueError("needs sm_90a")
+
+    right = flash_attn.flash_attn_func
+    monkeypatch.setattr(flash_attn, "flash_attn_func", lambda *a, **k: right(*a, **k) + 0.01)
+    monkeypatch.setattr(flash_attn_interface, "flash_attn_func", refuse)
+    found = stage.baselines(target(), 1)
+    assert list(timed(found)) == ["FLASH_ATTENTION", "MATH"]
+    assert re.fullmatch(r"wrong values: error \S+ where \S+ is allowed", refused(found)[FA2])
+    assert refused(found)[FA3] == "ValueError: needs sm_90a"
+    assert "EFFICIENT_ATTENTION" in refused(found)  # which the stand-in's library refuses
+
+
+def test_a_package_that_leaves_outputs_unwritten_is_left_out(stage, installed, monkeypatch):
+    import flash_attn
+
+    right = flash_attn.flash_attn_func
+    monkeypatch.setattr(flash_attn, "flash_attn_func", lambda *a, **k: right(*a, **k).fill_(torch.nan))
+    assert refused(stage.baselines(target(), 1))[FA2] == "wrong values: some outputs are NaN"
+
+
+def test_packages_are_left_out_together_if_they_ended_the_process(stage, installed):
+    found = stage.baselines(target(), 1, {"packages": "the process ended: SIGSEGV"})
+    assert list(timed(found)) == ["FLASH_ATTENTION", "MATH"]
+    assert refused(found)[FA2] == refused(found)[FA3] == "the process ended: SIGSEGV"
+
+
+def test_packages_that_are_not_installed_are_not_named(stage):
+    assert not [b.name for b in stage.baselines(target(), 1) if "flash_attn" in b.name]
+
+
+def test_a_library_with_wrong_values_is_not_believed(stage, monkeypatch):
+    right = AttentionTensors.baseline
+
+    def wrong(self, name, problem, inputs):
+        call = right(self, name, problem, inputs)
+        return (lambda: call() * 1.1) if name == "FLASH_ATTENTION" else call
+
+    monkeypatch.setattr(AttentionTensors, "baseline", wrong)
+    found = stage.baselines(target(), 1)
+    assert list(timed(found)) == ["MATH"]
+    assert refused(found)["FLASH_ATTENTION"].startswith("wrong values: error")
 
 
 # ── the clock ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -206,7 +285,7 @@ def test_the_fastest_baseline_decides_how_all_kernels_of_a_problem_are_timed(sta
     from tests.fake_cuda import device
 
     monkeypatch.setattr(device, "times", {"SDPA FLASH_ATTENTION": us, "SDPA MATH": 900.0})
-    found = stage.baselines(target(), 1)
+    found = list(timed(stage.baselines(target(), 1)).values())
     assert {str(b.policy) for b in found} == {policy}
     assert min(b.median_us for b in found) == pytest.approx(us, rel=0.03)
     fastest = min(found, key=lambda b: b.median_us)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from evoengine.errors import UsageError
-from evoengine.ledger.store import open_ledger
 from evoengine.paths import asset
 from evoengine.records import EXECUTOR, Device, Kind, Measurement, Outcome
 from evoengine.search.finishing import judge_export
@@ -42,12 +41,6 @@ def searched(ledger, folder, us):
     verdicts = (replace(a_verdict(), device=EXECUTOR, gate_version=1), replace(a_verdict(), gate_version=1))
     ledger.finish(trial, Outcome.ESTIMATED, None, 0.5, "emulator", verdicts, figure)
     return trial
-
-
-@pytest.fixture
-def ledger(tmp_path):
-    with open_ledger(str(tmp_path / "evo.db"), create=True) as ledger:
-        yield ledger
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from evoengine.ledger.store import open_ledger
 from evoengine.tuning.search import concurrent_searches
 from tests.support.ledger_examples import start_run
-
-
-@pytest.fixture
-def ledger(tmp_path):
-    with open_ledger(str(tmp_path / "ledger.db"), create=True) as ledger:
-        yield ledger
 
 
 def test_one_at_the_same_problem_is_named(ledger):

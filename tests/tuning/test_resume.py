@@ -20,12 +20,6 @@ CONDITIONS = {"compiler": "nvrtc 13.0", "driver": None, "libraries": {"torch": "
 ASKED = SearchRequest(PROBLEM, GPU, SPACE.name, SPACE.sha256, "tpe", "tflops", 60, None, None, CONDITIONS)
 
 
-@pytest.fixture
-def ledger(tmp_path):
-    with open_ledger(str(tmp_path / "ledger.db"), create=True) as ledger:
-        yield ledger
-
-
 def go(ledger, asked=ASKED, resume=None, said=None, seed=7):
     said = [] if said is None else said
     return begin(ledger, asked, resume, said.append, device=Device("emulator"), space=SPACE, seed=seed)

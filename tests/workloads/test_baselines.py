@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from evoengine.stages.verify import compare
+from evoengine.timing.bench import AS_BASELINE
 from evoengine.workloads import parse_problem
-from evoengine.workloads.base import Case
+from evoengine.workloads.base import Case, Drawn
 from evoengine.workloads.rowwise import OPERATORS
 from tests.support.exhaustive import more
 
@@ -37,6 +39,29 @@ def test_a_baseline_computes_the_reference_but_for_rounding(text):
     spacing = torch.finfo(found.dtype).eps * float(expected.abs().max())
     assert found.shape == expected.shape
     assert float((found.double() - expected).abs().max()) < 8 * spacing
+
+
+OF_ATTENTION = [
+    "attention:b1,h4,sq9,sk40,d64,bf16,causal,kv2",
+    "varlen:h4,kv2,d64,bf16,causal,lens=12+0+33,kvlens=30+5+33",
+    "decode:b2,h4,kv2,s40,d64,bf16,page16",
+    "attention-backward:b1,h4,kv2,s40,d64,bf16,causal",
+    "grouped-gemm:rows=5+0+9,n40,k48,bf16,b_nk",
+]
+
+
+@pytest.mark.parametrize("text", [*PROBLEMS, *OF_ATTENTION])
+def test_a_baseline_passes_the_rule_by_which_it_is_believed(text):
+    workload, problem = parse_problem(text)
+    tensors = workload.tensors()
+    inputs = tensors.draw(Case("any", problem), seed=1).inputs
+    outputs = tensors.outputs_of(problem, tensors.baseline(tensors.baselines(problem)[-1], problem, inputs)())
+    seen = tensors.as_baselines_see(problem, inputs)
+    case = Case("full problem", problem, draw=AS_BASELINE)
+    assert outputs
+    assert compare(workload, case, Drawn(seen, seen), outputs, 1).correct
+    doubled = {name: 2 * output for name, output in outputs.items()}
+    assert not compare(workload, case, Drawn(seen, seen), doubled, 1).correct
 
 
 @pytest.mark.parametrize("text", PROBLEMS)

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from evoengine.devices.base import ConstantParameter, ScalarArgument, TensorParameter
 from evoengine.errors import UsageError
+from evoengine.stages.verify import by_own_error
 from evoengine.workloads.folder import FolderWorkload, load_folder
 from tests.support.folders import SAXPY, SAXPY_SPACE, saxpy
 
@@ -79,6 +81,23 @@ def test_two_outputs_are_taken():
     found = workload(outputs={"out": X, "sum": {"shape": [], "dtype": "float32"}})
     parameters = found.parameters(found.parse("n=5"), {})
     assert [(p.name, p.shape) for p in parameters if getattr(p, "output", False)] == [("out", (5,)), ("sum", ())]
+
+
+@pytest.mark.parametrize("spacings", [(1, 64), (1.5, 1), (1, 65)])
+def test_each_output_is_allowed_the_spacings_of_its_own_dtype(spacings):
+    """Such as an attention's logarithms in float32 beside its output of 16 bits."""
+    narrow = {"out": {"shape": ["n"], "dtype": "float16"}, "sums": X}
+    found = workload(outputs=narrow, reference="def run(x, y, a):\n    return x.half(), y\n")
+    ones, exact = torch.ones(32), torch.ones(32, dtype=torch.float64)
+    results = {"out": exact + spacings[0] * 2.0**-10, "sums": exact + spacings[1] * 2.0**-23}
+    own = {"out": ones.half(), "sums": ones}
+    wrong = [
+        bound.name
+        for name, eps in (("out", 2.0**-10), ("sums", 2.0**-23))
+        for bound in by_own_error(name, results[name] - exact, exact, own[name] - exact, eps, found.tolerance)
+        if bound.error > bound.allowed
+    ]
+    assert bool(wrong) == (spacings != (1, 64)), wrong
 
 
 def test_an_input_may_lie_in_constant_memory_alone_or_in_both():

@@ -25,6 +25,7 @@ LARGE = {"family": "mma", "tile_n": 256}
 WGMMA, WIDE = {"family": "wgmma", "tile_m": 64}, {"family": "wgmma", "tile_n": 256, "schedule": "none"}
 PAIRS = {"family": "wgmma", "schedule": "persistent", "cluster": "2x1", "c_store": "tma", "ping_pong": False}
 ODD_SLABS = {"family": "wgmma", "schedule": "persistent", "tile_n": 192, "c_store": "tma"}
+NARROW_SLABS = {"family": "wgmma", "tile_n": 160, "c_store": "tma"}
 PING_PONG = {"family": "wgmma", "ping_pong": True}
 HILBERT = {"family": "wgmma", "raster": "hilbert"}
 FOUR = {"family": "wgmma", "split_k": 4}
@@ -78,6 +79,10 @@ FAULTS = [
     ("barriers reached before they are set up", PAIRS, PLAIN, "if (CLUSTER_BLOCKS > 1) cluster_begin();\n    else", ""),
     ("C staged where it is still read", PAIRS, PLAIN, "tma_store_wait<1>();", "tma_store_wait<2>();"),
     ("C staged where the last of an odd number is still read", ODD_SLABS, PLAIN, "SLABS % 2 == 1 && slab == 0", "false"),
+    ("narrow slabs of C where wide ones lie", NARROW_SLABS, PLAIN, "first_col + slab * 32", "first_col + slab * 64"),
+    ("narrow slabs of C from the sums of wide ones", NARROW_SLABS, PLAIN, "acc.d + 16 * slab", "acc.d + 32 * slab % 80"),
+    ("narrow slabs of B in the wrong order", NARROW_SLABS, PLAIN, "map, full, col + slab * CHUNKS * 8, row", "map, full, col + (SLABS - 1 - slab) * CHUNKS * 8, row"),
+    ("C staged where the last of five slabs is still read", NARROW_SLABS, PLAIN, "SLABS % 2 == 1 && slab == 0", "false"),
     ("C not fenced before it leaves", PAIRS, PLAIN, "async_proxy_fence();\n        __syncwarp();\n        if (lane() == 0) {", "__syncwarp();\n        if (lane() == 0) {"),
     ("stores that outlive their block", PAIRS, PLAIN, "if (lane() == 0) tma_store_wait<0>();", ""),
     ("a tile too few for the last blocks", PAIRS, PLAIN, "return number < all;", "return number < all - 1;"),

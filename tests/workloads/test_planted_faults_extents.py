@@ -37,7 +37,7 @@ FAULTS = [
     # name, configurations, problem, text of the good kernel, text of the broken one
     ("a stripe loses its third step", [STRIPES], GEMM, ISSUE, f"if (stripe == 0 || i != 2) {ISSUE}"),
     ("a stripe loses a step behind the first pass", [STRIPES], GEMM, ISSUE, f"if (stripe == 0 || i != STAGES) {ISSUE}"),
-    ("a wait that leaves two stripes under way", [STRIPES], GEMM, "wgmma_wait<STRIPES>();", "wgmma_wait<2 * STRIPES>();"),
+    ("a wait that leaves two stripes outstanding", [STRIPES], GEMM, "wgmma_wait<STRIPES>();", "wgmma_wait<2 * STRIPES>();"),
     ("buffers released by the first warpgroup alone", [STRIPES], GEMM, "tiles.release(i - 1);", "if (warpgroup() == 0) tiles.release(i - 1), tiles.release(i - 1);"),
     ("the last warps lose a step", [WARPS], GEMM, MULTIPLY, f"if (warp() < 2 * WARPS_N || i != STAGES + 1) {MULTIPLY}"),
     ("half of K is left out where it is long", [WARPS, STRIPES], DEEP, STEPS, "steps = ceil_div(k, TILE_K) / (k > 10000 ? 2 : 1);"),

@@ -53,7 +53,7 @@ FAULTS = [
     ("weights packed in the wrong order", BOTH, PLAIN, "pack(d[2 * j], d[2 * j + 1])", "pack(d[2 * j + 1], d[2 * j])"),
     ("missing proxy fence after cp.async", BOTH, PLAIN, "        if (!BY_TMA) async_proxy_fence();\n", ""),
     ("missing proxy fence after weights are stored", [TMA_SHARED_P], PLAIN, "    async_proxy_fence();\n    __syncwarp();\n}", "    __syncwarp();\n}"),
-    ("ordinary arrival where copies are under way", BOTH, PLAIN, "copy_async_arrive(full_of(i));", "barrier_arrive(full_of(i));"),
+    ("ordinary arrival where copies are in flight", BOTH, PLAIN, "copy_async_arrive(full_of(i));", "barrier_arrive(full_of(i));"),
     ("full barrier's parity off by one", BOTH, PLAIN, "barrier_wait(full_of(i), phase(i) % 2)", "barrier_wait(full_of(i), (phase(i) + 1) % 2)"),
     ("empty barrier's parity off by one", BOTH, PLAIN, "phase(i) % 2 ^ 1", "phase(i) % 2"),
     ("empty barrier never waited for", BOTH, PLAIN, "barrier_wait(empty_of(i), phase(i) % 2 ^ 1);", ";"),

@@ -51,7 +51,7 @@ FAULTS = [
     ("wgmma: blocks of a batch all of its first entry", BATCH, {"family": "wgmma", "streamed": 20}, "entry = tile() / each", "entry = 0"),
     ("wgmma: room for too few of a tile's blocks", LINEAR, WGMMA, "(steps + STREAM_STEPS - 2) / STREAM_STEPS + 1}", "(steps + STREAM_STEPS - 2) / STREAM_STEPS}"),
     ("wgmma: both blocks of a cluster leave sums in one place", LINEAR, {"family": "wgmma", "cluster": "2x1", "streamed": 24}, "tile() * CLUSTER_BLOCKS + blockIdx.x % CLUSTER_BLOCKS;", "tile() * CLUSTER_BLOCKS;"),
-    ("conv2d: windows of the tile's first steps", CONV, HALVES, "m, work.first_step * TILE_K)", "m, 0)"),
+    ("conv2d: windows of the tile's first steps", CONV, HALVES, "m, work.first_step * TILE_K, threadIdx", "m, 0, threadIdx"),
     ("conv2d: filters of the tile's first steps", ONE_BY_ONE, QUARTERS, "b += first_k;", ""),
     ("conv2d: filters behind their last channel", CONV, HALVES, "k - first_k, tiles", "k, tiles"),
     ("conv2d: a step that two blocks do", CONV, HALVES, "part * share + min(part, left)", "part * share"),

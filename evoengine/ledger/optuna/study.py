@@ -48,14 +48,14 @@ from evoengine.ledger.database import (
 from evoengine.ledger.integrity import RowReader
 from evoengine.ledger.optuna.schema import delete_study, insert_trials, require_schema, study_prefix
 from evoengine.ledger.read import Trial, read_numbered
-from evoengine.ledger.rows import Reading, batches, last_verdicts, most_trusted_kind, to_verdict
+from evoengine.ledger.rows import Reading, batches, last_verdicts, most_trusted_kind, to_record
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.tables import CandidateRow, VerdictRow
 from evoengine.ledger.transactions import FileLost
 from evoengine.lineage import Effect, Step, effects, step, transition
 from evoengine.objectives import Objective, objective_values, stored_objectives
 from evoengine.paths import default_database
-from evoengine.records import RUNNING, Config, Kind, Outcome, Value
+from evoengine.records import RUNNING, Config, Kind, Outcome, Value, Verdict
 from evoengine.text import hide_passwords, markdown, plain
 
 BATCH_SECONDS = 2.0
@@ -518,7 +518,7 @@ def _largest_errors(session: Session, trials: Sequence[int]) -> dict[int, float 
     held: dict[int, list[VerdictRow]] = {}
     for row in session.scalars(of_trials):
         held.setdefault(row.candidate_id, []).append(row)
-    last = {trial: last_verdicts([to_verdict(row) for row in rows])["verdict"] for trial, rows in held.items()}
+    last = {trial: last_verdicts([to_record(Verdict, row) for row in rows])["verdict"] for trial, rows in held.items()}
     return {trial: verdict.max_error for trial, verdict in last.items() if verdict}
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, joinedload
 
 from evoengine.ledger.ranking import Timed, read_times
 from evoengine.ledger.read import Trial, read_trials
-from evoengine.ledger.rows import batches, from_json_number, numbers_from_json, to_baseline, to_run
+from evoengine.ledger.rows import batches, to_baseline, to_run
 from evoengine.ledger.store import Ledger
 from evoengine.ledger.tables import BaselineRow, CandidateRow, MeasurementRow, RunRow, VerdictRow
 from evoengine.lineage import Effect, effects
@@ -119,8 +119,8 @@ def _outcomes(session: Session, own: Select[int]) -> tuple[int, dict[tuple[str, 
 def _baselines(session: Session, problem: str, gpu: str) -> list[Baseline]:
     rows = select(BaselineRow).join(RunRow, RunRow.id == BaselineRow.run_id)
     of_target = rows.where(RunRow.problem == problem, RunRow.gpu == gpu).order_by(BaselineRow.id)
-    baselines = [to_baseline(row) for row in session.scalars(of_target)]
-    return list({(b.name, b.device, b.policy): b for b in baselines}.values())
+    found = [to_baseline(row) for row in session.scalars(of_target)]
+    return list({(b.name, b.device, b.policy): b for b in found if isinstance(b, Baseline)}.values())
 
 
 def _finalists(session: Session, own: Select[int]) -> list[Finalist]:
@@ -135,7 +135,7 @@ def _finalists(session: Session, own: Select[int]) -> list[Finalist]:
     rows = select(MeasurementRow).join(CandidateRow, CandidateRow.id == MeasurementRow.candidate_id)
     wanted = rows.where(*here, of_run == last, CandidateRow.id.in_(own)).order_by(placed, MeasurementRow.id)
     return [
-        Finalist(row.candidate_id, int(row.terms["place"]), numbers_from_json(row.samples_us[:MOST_SAMPLES]))
+        Finalist(row.candidate_id, int(row.terms["place"]), tuple(map(float, row.samples_us[:MOST_SAMPLES])))
         for row in session.scalars(wanted)
     ]
 
@@ -162,7 +162,7 @@ def _cases(session: Session, own: Select[int]) -> dict[str, CaseErrors]:
 
 def _share(error: float | str | None, allowed: float | str | None) -> float | None:
     """Return an error over what is allowed; None if either is not a number."""
-    largest, bound = from_json_number(error), from_json_number(allowed)
+    largest, bound = (None if value is None else float(value) for value in (error, allowed))
     if largest is None or not bound or not math.isfinite(largest) or not math.isfinite(bound):
         return None
     return largest / bound

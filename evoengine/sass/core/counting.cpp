@@ -127,6 +127,8 @@ class Pieces {
   size_t added = 0;
 };
 
+constexpr std::array<u64, 2> UNREACHED = {~0ull, 0};
+
 struct Surveyor : Counter {
   Pieces loaded, stored;
   u32 block = 0;
@@ -136,6 +138,7 @@ struct Surveyor : Counter {
   std::vector<std::array<u32, 2>> in;  // of this block, per allocation: pieces loaded, those of them in `whole`
   std::vector<int> eviction;           // per allocation: loads that ask for the last, less those that ask for the first
   std::vector<int> boxes;              // per allocation: all loads by TMA
+  std::vector<std::array<u64, 2>> reached;  // per allocation: lowest and highest piece loaded
   struct Loading {
     u8 scoreboards = 0;  // of pending loads
     u32 waits = 0;       // for loads, so far
@@ -150,6 +153,7 @@ struct Surveyor : Counter {
         in(all.size()),
         eviction(all.size()),
         boxes(all.size()),
+        reached(all.size(), UNREACHED),
         allocations(all) {}
 
   void saw(const Context& c, const Instruction& i) override {
@@ -187,6 +191,7 @@ struct Surveyor : Counter {
       return;
     }
     (store ? stored : loaded).add(piece, block, sectors, waits);
+    if (n >= 0 && !store) reached[n] = {std::min(reached[n][0], piece), std::max(reached[n][1], piece)};
     if (n >= 0 && std::isnan(first[n])) first[n] = counts.instructions;
     if (!whole || n < 0) return;
     in[n][0]++;
@@ -222,6 +227,17 @@ void sum(const Surveyor& all, std::vector<Touched>& to, bool half) {
   });
 }
 
+// Says where the loads since the last call began and ended.
+void reach(Surveyor& all, std::vector<Touched>& to, double Touched::* lowest, double Touched::* highest) {
+  for (size_t n = 0; n < to.size(); n++) {
+    const auto [first, last] = all.reached[n];
+    const bool none = first > last;
+    to[n].*lowest = none ? INFINITY : double(first << PIECE) - double(all.allocations[n].address);
+    to[n].*highest = none ? -INFINITY : double((last + 1) << PIECE) - double(all.allocations[n].address);
+    all.reached[n] = UNREACHED;
+  }
+}
+
 }  // namespace
 
 Survey survey(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
@@ -247,9 +263,12 @@ Survey survey(const Program& program, const Launch& launch, const std::vector<Al
     found.blocks.push_back(each.counts);
     for (size_t a = 0; a < in.size(); a++)
       if (each.in[a][0]) in[a][0]++, in[a][1] += double(each.in[a][1]) / each.in[a][0];
-    if (n + 1 == blocks.size() / 2) sum(each, found.allocations, true);
+    if (n + 1 != blocks.size() / 2) continue;
+    sum(each, found.allocations, true);
+    reach(each, found.allocations, &Touched::lowest_half, &Touched::highest_half);
   }
   sum(each, found.allocations, false);
+  reach(each, found.allocations, &Touched::lowest, &Touched::highest);
   one.loaded.each([&](u64 piece, u32 asked, u32, u32) {
     int n = one.allocation_of(piece);
     if (n < 0) return;

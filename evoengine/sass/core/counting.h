@@ -32,7 +32,7 @@ struct Counts {
 #define SASS_TOUCHED(X)                                                                                            \
   X(loaded) X(loaded_together) X(stored) X(bytes_loaded_half) X(bytes_loaded) X(bytes_stored_half) X(bytes_stored) \
   X(whole_loaded) X(whole_bytes_loaded) X(whole_found) X(whole_first) X(in_whole) X(loaders) X(loaders_in_step)    \
-  X(eviction)
+  X(eviction) X(lowest_half) X(highest_half) X(lowest) X(highest)
 // clang-format on
 
 struct Touched {
@@ -47,7 +47,9 @@ struct Touched {
 // first loads; `in_whole`: of what another block loads at its beginning, the share in pieces that the one loads at any
 // time, in the mean over the others and 1 for the one itself. `loaders`: blocks that load a piece, summed over pieces,
 // and `loaders_in_step` those of them that come to it first, having waited for loads no more often than any other.
-// `eviction`: as most loads of it ask for, first (-1), last (1) or neither (0).
+// `eviction`: as most loads of it ask for, first (-1), last (1) or neither (0). `lowest`, `highest`: where the pieces
+// begin and end that the second half of the blocks loads, in bytes from the allocation's start; infinite where it loads
+// none.
 struct Survey {
   std::vector<Counts> blocks;
   std::vector<Touched> allocations;

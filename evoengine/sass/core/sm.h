@@ -75,7 +75,7 @@ struct Sm {
   double apart_in = 0;   // as `apart`, by waiting for the L2 to take what SMs store
   double misses_l2 = 0, misses_dram = 0;  // until when l2 and dram work for loads and stores, TMA's boxes left out
   std::vector<Asked> asked;               // per allocation, in sectors
-  double fenced = -NEVER, fence = 0;      // when the fence of the GPU that is under way began, and until when it is
+  double fenced = -NEVER, fence = 0;      // when the GPU's pending fence began, and when it ends
   double exchange = 0;                    // until when it sends or gets what lies in other blocks of a cluster
   double port = 0;                        // until when the banks of shared memory have work
   double tensor = 0;                      // until when the tensor cores compute wgmmas, one at a time

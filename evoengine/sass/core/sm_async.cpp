@@ -135,7 +135,7 @@ void Timing::start_product(Sm& sm) {
   sm.port = std::max(sm.port, start) + operands;
   sm.running.begun = start;
   sm.running.alone = columns;
-  // what TMA has under way need not have been written yet
+  // what TMA has in flight need not have been written yet
   sm.tensor = std::max(start + columns, sm.port - rates.tma_in_flight_bytes / PORT_BYTES);
   sm.traffic = columns / (sm.tensor - start);
   result.tensor += PARTS * columns;

@@ -85,7 +85,7 @@ double Timing::dram_latency() const {
   return rates.dram_latency * (1 + rates.dram_loaded_delay * use * use);
 }
 
-// Whether the sectors just asked for are under way from the DRAM, for this SM or for others that ask for the same at
+// Whether the sectors just asked for are in flight from the DRAM, for this SM or for others that ask for the same at
 // the same time.
 bool Timing::misses_l2(Sm& sm, int allocation, double sectors) {
   bool local = size_t(allocation) >= request.traffic.size();
@@ -133,7 +133,7 @@ bool Timing::store_dram(Sm& sm, double start, double clocks) {
 double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool cached, bool ahead) {
   double latest = start;
   u64 line = ~0ull;
-  double dram = 0;  // clocks for each sector of the line
+  double dram = 0;  // clocks for the sector: the first of a line may pay for one before it, too
   bool missed = false;
   for (int n = 0; n < count; n++) {
     int allocation = allocation_at(sectors[n] << 5);
@@ -152,7 +152,7 @@ double Timing::fetch(Sm& sm, const u64* sectors, int count, double start, bool c
       dram = dram_clocks(sm, allocation, 1);
       missed = misses_l2(sm, allocation, 1);
     } else {
-      if (dram) sm.asked[allocation].charged++;
+      if (dram) dram = SECTOR / rates.dram_bytes_per_clock, sm.asked[allocation].charged++;
       if (missed) sm.asked[allocation].missed++;
     }
     if (dram) {

@@ -93,7 +93,7 @@ double Timing::accepts(const Sm& sm, const Part& part, const Instruction& i) con
       return double(sm.waiting.size()) < rates.hgmma_queue ? 0 : sm.tensor;
     case Pipe::Memory: {
       double queued = std::max(part.memory, sm.lsu - rates.memory_queue);
-      // an SM has so many misses under way and no more
+      // an SM has at most so many misses outstanding
       return std::max(queued, std::max(sm.misses_l2 - 600, sm.misses_dram - 1200));
     }
     default: return 0;
@@ -229,7 +229,7 @@ double Timing::issue_gap(Slot& slot, const Instruction& i) {
   return has_registers_for_a(i) ? rates.hgmma_issue_registers : rates.hgmma_issue_shared;
 }
 
-// Warps that ask for a fence at the same time get it together; one that asks while another is under way waits longer.
+// Warps that ask for a fence at the same time get it together; one that asks while another is pending waits longer.
 double Timing::fence_latency(Sm& sm) {
   bool with_others = now<sm.fenced + TOGETHER, busy = sm.fence> now;
   if (!with_others) sm.fenced = now;

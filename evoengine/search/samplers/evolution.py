@@ -39,7 +39,7 @@ PRIOR_FREE = 8
 """of so many proposals one ignores the prior, first the third: a wrong one costs two trials at first"""
 TIED, N_TIED = 0.1, 32
 """logarithm of the factor within which predictions say nothing of the order, as they err by as much; the largest number
-of rows compared"""
+of rows that are tied"""
 N_ELITES = 8
 REFIT_GROWTH = 1.1
 """factor by which the trials learned from grow before hyperparameters are drawn again, and offspring bred again"""
@@ -256,9 +256,8 @@ class Evolution:
     def _fastest_expected(self) -> tuple[np.ndarray | None, tuple[str, ...]]:
         """Return an open row that the prior expects to be fastest, and the sources that know it.
 
-        Of those that a model predicts to be about as fast it is the one that differs most from all trials: what one has
-        in common with a trial that disappointed, it may be slow for as well. The row is None if the prior knows none,
-        or was wrong too often.
+        Of those that a model predicts to be about as fast it is any: to follow their order would be to follow an order
+        that is none. The row is None if the prior knows none, or was wrong too often.
         """
         if self._prior is None or self._dropped or self._failed >= MIN_COMPLETED or self._is_prior_free():
             return None, ()
@@ -269,9 +268,7 @@ class Evolution:
         if (knowing := self._prior.knowing(rows[0])) != (MODEL,):
             return rows[0], knowing
         predicted = self._prior.log_us(rows)[-1]
-        rows = rows[predicted <= predicted[0] + TIED]
-        changed = (rows[:, None] != self._tried).sum(2).min(1, initial=len(self._space.knobs))
-        row = rows[changed.argmax()]
+        row = self._rng.choice(rows[predicted <= predicted[0] + TIED])
         return row, self._prior.knowing(row)
 
     def _most_promising_row(self) -> tuple[np.ndarray | None, tuple[str, ...]]:

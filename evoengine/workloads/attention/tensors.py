@@ -15,9 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from evoengine.workloads.attention.cases import ALIKE, DIAGONAL, HALVES, RISES, negative_name, rise_name
+from evoengine.workloads.attention.packages import BASELINES
 from evoengine.workloads.attention.problem import LSE, OUTPUT, AttentionProblem
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import Cell
+from evoengine.workloads.packages import PackageBaseline
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 BACKENDS = (
@@ -125,6 +127,12 @@ class AttentionTensors(Tensors[AttentionProblem]):
 
     def baseline(self, name: str, problem: AttentionProblem, inputs: Inputs) -> Callable[[], torch.Tensor]:
         return _library_call(problem, inputs, [SDPBackend.__members__[name]])
+
+    def package_baselines(self) -> tuple[PackageBaseline[AttentionProblem], ...]:
+        return BASELINES
+
+    def outputs_of(self, problem: AttentionProblem, found: torch.Tensor) -> Outputs:
+        return {OUTPUT: found}
 
     def library(self, problem: AttentionProblem, inputs: Inputs) -> Outputs:
         """Return SDPA in the problem's dtype if a fused backend supports it, or else in float32 by parts, and LSE."""

@@ -13,9 +13,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
+from evoengine.workloads.attention_backward.packages import BASELINES
 from evoengine.workloads.attention_backward.problem import VALUES, BackwardProblem
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import Cell
+from evoengine.workloads.packages import PackageBaseline
 from evoengine.workloads.tensors import TORCH_DTYPES
 
 BACKENDS = (
@@ -110,6 +112,17 @@ class BackwardTensors(Tensors[BackwardProblem]):
             return torch.autograd.grad(out, (q, k, v), inputs["dout"], retain_graph=True)
 
         return call
+
+    def package_baselines(self) -> tuple[PackageBaseline[BackwardProblem], ...]:
+        return BASELINES
+
+    def outputs_of(self, problem: BackwardProblem, found: tuple[torch.Tensor, ...]) -> Outputs:
+        return dict(zip(("dq", "dk", "dv"), found, strict=True))
+
+    def as_baselines_see(self, problem: BackwardProblem, inputs: Inputs) -> Inputs:
+        """Return the inputs with the O and LSE of the forward pass, which libraries run themselves."""
+        o, lse = forward(problem, {name: tensor.double() for name, tensor in inputs.items()})
+        return {**inputs, "o": o.to(inputs["q"].dtype), "lse": lse.float()}
 
     def library(self, problem: BackwardProblem, inputs: Inputs) -> Outputs:
         return self.rounded_once(problem, inputs)

@@ -15,7 +15,9 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Tensors
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.decode.cases import BEFORE_WINDOW, CODES, LENGTHS, PAGES, VALUES, step_keys
+from evoengine.workloads.decode.packages import BASELINES
 from evoengine.workloads.decode.problem import DecodeProblem, of_heads
+from evoengine.workloads.packages import PackageBaseline
 from evoengine.workloads.tensors import TORCH_DTYPES
 
 OUTSIDE = 0x3FFF_FFFF
@@ -111,6 +113,12 @@ class DecodeTensors(Tensors[DecodeProblem]):
             mask = _logits_of(problem, inputs, torch.zeros(shape, device=q.device)).to(q.dtype)
         scale = problem.root**-0.5
         return lambda: scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=problem.group > 1)
+
+    def package_baselines(self) -> tuple[PackageBaseline[DecodeProblem], ...]:
+        return BASELINES
+
+    def outputs_of(self, problem: DecodeProblem, found: torch.Tensor) -> Outputs:
+        return {"o": found.transpose(1, 2)}
 
     def library(self, problem: DecodeProblem, inputs: Inputs) -> Outputs:
         return self.rounded_once(problem, inputs)

@@ -145,12 +145,13 @@ def tensor_maps(problem: GemmProblem, config: Config, entries: Mapping[str, int]
     """Return the tensor maps of A and B for kernels that load by TMA, and of C if it is stored by TMA.
 
     `entries` counts those of a tensor's third dimension; with 0 it has two. A box is the columns that are swizzled
-    together by a tile's rows; of a tile that a cluster's blocks share each brings an equal part. A kernel moves bytes
-    in pairs.
+    together, 64 or, where they do not divide a tile, 32, by a tile's rows; of a tile that a cluster's blocks share each
+    brings an equal part. A kernel moves bytes in pairs.
     """
     if config.get("family") != "wgmma":
         return ()
     p, (down, across) = problem, cluster_shape(config)
+    tile = {axis: int(config[f"tile_{axis}"]) for axis in "mnk"}
 
     def over(name: str, box_rows: int) -> TensorMapArgument:
         dims: tuple[int, ...]
@@ -159,15 +160,16 @@ def tensor_maps(problem: GemmProblem, config: Config, entries: Mapping[str, int]
         rows, columns = p.shape(name)[-2:]
         dtype = p.out_dtype if name == "c" else p.dtype
         row = DTYPE_BYTES[dtype] * columns
+        swizzled = SWIZZLED if tile[p.axes(name)[1]] * DTYPE_BYTES[dtype] % SWIZZLED == 0 else SWIZZLED // 2
         if dtype in BYTES:
             dtype, columns = "uint16", columns // 2
-        dims, strides, box = (columns, rows), (row,), (SWIZZLED // DTYPE_BYTES["fp16"], box_rows)
+        dims, strides, box = (columns, rows), (row,), (swizzled // DTYPE_BYTES["fp16"], box_rows)
         if entries[name]:
             dims, strides, box = (*dims, entries[name]), (*strides, row * rows), (*box, 1)
-        return TensorMapArgument(f"map_{name}", name, dtype, dims, strides, box, swizzle=SWIZZLED)
+        return TensorMapArgument(f"map_{name}", name, dtype, dims, strides, box, swizzle=swizzled)
 
     def rows_of(name: str) -> int:
-        return int(config[f"tile_{p.axes(name)[0]}"])
+        return tile[p.axes(name)[0]]
 
     maps = (over("a", rows_of("a") // across), *(over(b, rows_of(b) // down) for b in p.operands[1:]))
     return (*maps, over("c", STORED_ROWS)) if config.get("c_store") == "tma" else maps

@@ -212,7 +212,7 @@ def visited(case: Case[GroupedGemmProblem], launch: Launch, visits: np.ndarray) 
 def _visited_steps(problem: GroupedGemmProblem, config: Config, visits: np.ndarray) -> set[Cell]:
     """Return the steps that warps were counted at, of those that have rows and columns of their own in all tiles.
 
-    With cp.async a pipeline begins anew with each tile of a block; with TMA it goes on.
+    With cp.async a pipeline starts again with each tile of a block; with TMA it goes on.
     """
     p, (tile_m, tile_n, tile_k) = problem, tile_sizes(config)
     parts = tile_parts(config, min((r - 1) % tile_m + 1 for r in p.rows if r), (p.n - 1) % tile_n + 1)

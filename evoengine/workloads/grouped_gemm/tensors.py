@@ -74,6 +74,9 @@ class GroupedGemmTensors(Tensors[GroupedGemmProblem]):
         ]
         return lambda: torch.cat([torch.as_tensor(call()) for call in own])
 
+    def outputs_of(self, problem: GroupedGemmProblem, found: torch.Tensor) -> Outputs:
+        return {"c": found}
+
     def samples(self, problem: GroupedGemmProblem, inputs: Inputs, seed: int) -> Sequence[Sample[GroupedGemmProblem]]:
         """Return some rows of all groups with all columns, including the first and the last."""
         p, generator = problem, torch.Generator().manual_seed(seed)

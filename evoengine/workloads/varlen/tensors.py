@@ -18,7 +18,9 @@ from evoengine.workloads.attention.problem import OUTPUT
 from evoengine.workloads.attention.tensors import SHAPES, TORCH_DTYPES, negative_halves
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import Cell
+from evoengine.workloads.packages import PackageBaseline
 from evoengine.workloads.varlen.cases import maxima_of_bits
+from evoengine.workloads.varlen.packages import BASELINES
 from evoengine.workloads.varlen.problem import VarlenProblem
 
 SHARED_PAGES = "shared pages"
@@ -103,6 +105,19 @@ class VarlenTensors(Tensors[VarlenProblem]):
         """Return a call of SDPA for each sequence, on keys gathered from their pages before."""
         gathered = [_sequence(problem, inputs, s) for s in range(problem.sequences)]
         return lambda: [_sdpa(problem, *one) for one in gathered if min(one[0].shape[1], one[1].shape[1])]
+
+    def package_baselines(self) -> tuple[PackageBaseline[VarlenProblem], ...]:
+        return BASELINES
+
+    def outputs_of(self, problem: VarlenProblem, found: list[torch.Tensor]) -> Outputs:
+        shape = (problem.total_q, problem.heads, problem.head_dim)
+        out, own = torch.zeros(shape, dtype=TORCH_DTYPES[problem.dtype]), iter(found)
+        for s in range(problem.sequences):
+            if min(problem.lens[s], problem.kv_lens[s]):
+                part = next(own).transpose(0, 1)
+                out = out.to(part.device)
+                out[_rows(problem.lens, s)] = part
+        return {OUTPUT: out}
 
     def library(self, problem: VarlenProblem, inputs: Inputs) -> Outputs:
         out = torch.zeros_like(inputs["q"])
