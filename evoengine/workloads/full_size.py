@@ -83,6 +83,23 @@ class FullCase(Generic[P]):
     """maximum number of rectangles that a block writes, one after the other"""
     tile_bytes: int = 0
     """bytes of inputs for one of several rectangles, including those that are read ahead"""
+    tiles: int = 0
+    """number of tiles that are run, each by all the blocks that share it; 0 where no tile has several blocks"""
+
+
+def shared_blocks(numbers: Iterable[int], seed: int) -> list[ChosenBlock]:
+    """Return blocks that run over the same memory, in an order by seed."""
+    order = np.random.default_rng(seed).permutation(sorted(numbers))
+    return [ChosenBlock(int(number), _INPUT_LIMIT, ends=True) for number in order]
+
+
+def chosen_tiles(total: int, count: int, seed: int) -> list[int]:
+    """Return at most `count` of `total` tiles, as a kernel counts them.
+
+    They are the last, those that an index truncated to 16 or 8 bits confuses with it, the first, and others by seed.
+    """
+    aliases = [total - 1 - values for values in reversed(_ALIASES) if values < total]
+    return list(dict.fromkeys([total - 1, *aliases, 0, *draw_blocks((total, 1, 1), seed, count)]))[:count]
 
 
 def choose_blocks(case: FullCase[Any], launch: Launch, seed: int) -> list[ChosenBlock]:

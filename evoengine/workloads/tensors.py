@@ -19,7 +19,7 @@ from evoengine.devices.base import (
     TensorMapArgument,
     TensorParameter,
 )
-from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, Pool
+from evoengine.devices.pool import PAGE, BlockLaunch, BlockTrace, ChosenBlock, Pool
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Drawn, FullSize, Inputs, P, Workload, WrittenPart, WrongBlock
 from evoengine.workloads.full_size import FullCase, choose_blocks
@@ -87,10 +87,15 @@ class RectangleFullSize(FullSize[FullCase[P]]):
         generator = torch.Generator().manual_seed(seed)
         normal = torch.randn(POOL_PAGES, PAGE // DTYPE_BYTES[dtype], generator=generator)
         pool = Pool(self.values(case, normal).to(TORCH_DTYPES[dtype]).view(torch.uint8).numpy())
-        return BlockLaunch(launch, parameters, pool, choose_blocks(case, launch, seed))
+        blocks = self.blocks(case, launch, seed)
+        return BlockLaunch(launch, parameters, pool, blocks, together=len(blocks) if case.tiles else 1)
 
-    def tiles_of(self, case: FullCase[P], launch: Launch) -> range:
-        """Return how many tiles a block that ends may have written."""
+    def blocks(self, case: FullCase[P], launch: Launch, seed: int) -> list[ChosenBlock]:
+        """Return the blocks to run; where tiles are shared, all that have a part of some tiles."""
+        return choose_blocks(case, launch, seed)
+
+    def tiles_of(self, case: FullCase[P], asked: BlockLaunch) -> range:
+        """Return how many tiles a block that ends, or all blocks of shared tiles, may have written."""
         return range(1, 2)
 
     def written_parts(self, case: FullCase[P], asked: BlockLaunch, traces: Sequence[BlockTrace]) -> list[WrittenPart]:
@@ -100,15 +105,16 @@ class RectangleFullSize(FullSize[FullCase[P]]):
         output and as many as it should, or if two blocks wrote the same tile.
         """
         outputs = {p.name: p for p in asked.arguments if isinstance(p, TensorParameter) and p.output}
-        tile, possible = self.tile(case.problem, case.config), self.tiles_of(case, asked.launch)
+        tile, possible = self.tile(case.problem, case.config), self.tiles_of(case, asked)
         parameters = self._workload.parameters(case.problem, case.config)
         read = _reader(asked, {p.name: p.dtype for p in parameters if isinstance(p, TensorParameter)})
         owners: dict[tuple[str, Rectangle], int] = {}
         parts = []
         never_ends = {chosen.number for chosen in asked.blocks if not chosen.ends}
         for one in traces:
+            who = f"block {one.block}" if asked.together == 1 else f"{asked.together} blocks, which share tiles,"
             if one.given_up and one.block not in never_ends:
-                raise WrongBlock(f"block {one.block} read far more than its outputs need")
+                raise WrongBlock(f"{who} read far more than its outputs need")
             found = {name: dict(_written(one, p, tile)) for name, p in outputs.items()}
             for name, rectangles in found.items():
                 for rectangle in rectangles:
@@ -117,9 +123,7 @@ class RectangleFullSize(FullSize[FullCase[P]]):
                         raise WrongBlock(f"blocks {other} and {one.block} both wrote {rectangle} of {name}")
                 if not one.given_up and len(rectangles) not in possible:
                     wanted = possible.start if len(possible) == 1 else f"{possible.start} to {possible.stop - 1}"
-                    raise WrongBlock(
-                        f"block {one.block} wrote {len(rectangles)} tiles of {name}, which should be {wanted}"
-                    )
+                    raise WrongBlock(f"{who} wrote {len(rectangles)} tiles of {name}, which should be {wanted}")
             first, *others = found.values()
             if any(other.keys() != first.keys() for other in others):
                 unlike = ", ".join(str(rectangle) for each in found.values() for rectangle in each)

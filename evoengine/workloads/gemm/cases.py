@@ -17,7 +17,7 @@ from evoengine.devices.pool import PAGE
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import SUMMED_ROWS, own_tail
-from evoengine.workloads.full_size import FullCase, few
+from evoengine.workloads.full_size import DRAWN, FullCase, few
 from evoengine.workloads.gemm.problem import (
     HALVES,
     GemmProblem,
@@ -25,6 +25,7 @@ from evoengine.workloads.gemm.problem import (
     cluster_extents,
     cluster_shape,
     cluster_tiles,
+    most_sharers,
     parts,
     split_k,
     stream_steps,
@@ -41,6 +42,8 @@ MOST_WORK = 1 << 29
 """limit of a block's products over all of K, which take about a second"""
 MOST_ROWS = 24576
 """limit of the rows of B that a block reads, each of which takes a page or two in the emulator"""
+MOST_BYTES = 1 << 27
+"""limit of the bytes of A and B, in whole pages, for tiles that are run over the same memory: half of the emulator's"""
 MOST_TILES = 256
 """limit of tiles of a case with all rows or columns of the problem"""
 SQUARES = {"squares of tiles": (6, 4), "a square of tiles": (4, 4)}
@@ -228,13 +231,16 @@ Planned = list[tuple[FullCase[GemmProblem], Launch]]
 
 
 def full_plan(problem: GemmProblem, config: Config, launch_of: Callable[[GemmProblem], Launch]) -> Planned:
-    """Return the whole grid over few steps of K, and one block over all of K.
+    """Return the whole grid over few steps of K, and one block, or all blocks of one or two tiles, over all of K.
 
     All of A and of B follow where offsets into them may need more than 32 bits.
     """
-    if not {"tile_m", "tile_n", "tile_k"} <= config.keys() or sums_in_memory(config):
-        return []  # of blocks that share a tile only the last one writes it
-    p, k = problem, deepest(problem, config)
+    if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
+        return []
+    p, tile_k, most = problem, int(config["tile_k"]), _most_steps(problem, config)
+    if most < 2:
+        return []
+    k = few(deepest(p, config), tile_k, most)
 
     def case(
         name: str, own: GemmProblem, blocks: Literal["many", "last", "one drawn"] = "many", part: str | None = None
@@ -242,24 +248,50 @@ def full_plan(problem: GemmProblem, config: Config, launch_of: Callable[[GemmPro
         return planned(FullCase(name, own, p, config, blocks, part), launch_of(own))
 
     part = None if k == p.k else f"{k:,} of {p.k:,} products of each sum"
-    cases = [case("full grid", replace(p, k=few(p.k, int(config["tile_k"]), 2)))]
+    cases = [case("full grid", replace(p, k=few(k, tile_k, few_steps(config))))]
     cases.append(case("own k", replace(p, k=k), "one drawn", part))
     if DTYPE_BYTES[p.dtype] * prod(p.shape("a")) >= 1 << 31:
         own = replace(p, n=few(p.n, int(config["tile_n"]), 1))
-        cases.append(case("full A", _less_deep(own, config, "m"), "last"))
+        cases.append(case("full A", _less_deep(own, k, "m"), "last"))
     if DTYPE_BYTES[p.dtype] * prod(p.shape("b")) >= 1 << 31:
         own = replace(p, m=few(p.m, int(config["tile_m"]), 1))
-        cases.append(case("full B", _less_deep(own, config, "n"), "last"))
+        cases.append(case("full B", _less_deep(own, k, "n"), "last"))
     return cases
 
 
-def _less_deep(problem: GemmProblem, config: Config, side: str) -> GemmProblem:
-    """Return the problem with the deepest K.
+def few_steps(config: Config) -> int:
+    """Return the steps of a tile over few products: two of each block, or more than a block of a stream has."""
+    return stream_steps(config) + 1 if stream_steps(config) else 2 * split_k(config) if sums_in_memory(config) else 2
+
+
+def _most_steps(problem: GemmProblem, config: Config) -> int:
+    """Return how many steps of a tile there is memory for, where each is so many rows of A or of B in memory.
+
+    The first and the last block of a stream's tile have rows of other tiles too.
+    """
+    p, steps = problem, MOST_ROWS // tile_sizes(config)[2]
+    if not stream_steps(config) or (p.a_layout, p.b_layout) == ("mk", "nk"):
+        return max(2, steps)
+    return steps // (len(p.operands) - 1) - 2 * stream_steps(config)
+
+
+def _shared_tiles(case: FullCase[GemmProblem]) -> int:
+    """Return how many tiles are run by all their blocks: as many as there is time and memory for, and one at least."""
+    p, config, (rows, columns) = case.problem, case.config, cluster_extents(case.config)
+    steps, each = tile_steps(p, config), stream_steps(config)
+    done = max(steps, most_sharers(p, config) * each)
+    work = done * rows * columns * int(config["tile_k"]) * (len(p.operands) - 1)
+    affordable = min(MOST_WORK // work, MOST_BYTES * steps // (_bytes(p, config) * done))
+    return max(1, min(affordable, {"many": DRAWN, "one drawn": 2, "last": 1}[case.blocks]))
+
+
+def _less_deep(problem: GemmProblem, k: int, side: str) -> GemmProblem:
+    """Return the problem with another K.
 
     Where that is less than its own, the other side of A (m) or B (n) grows in proportion.
     """
     chunk = chunk_elements(problem.dtype)
-    k, length = deepest(problem, config), getattr(problem, side)
+    length = getattr(problem, side)
     longer = length + (length * problem.k // k - length) // chunk * chunk
     return replace(problem, k=k, **{side: longer})
 
@@ -267,6 +299,8 @@ def _less_deep(problem: GemmProblem, config: Config, side: str) -> GemmProblem:
 def planned(case: FullCase[GemmProblem], launch: Launch) -> tuple[FullCase[GemmProblem], Launch]:
     """Return the case with what its blocks do: one tile each, or several where the kernel is persistent."""
     p, config, together = case.problem, case.config, blocks_of_cluster(case.config)
+    if sums_in_memory(config):
+        return replace(case, cluster=together, tiles=_shared_tiles(case)), launch
     if config.get("schedule") != "persistent":
         return replace(case, cluster=together), launch
     tiles = cluster_tiles(p, config)

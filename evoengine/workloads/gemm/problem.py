@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from evoengine.devices.base import DTYPE_BYTES
@@ -230,6 +230,24 @@ def most_sharers(problem: GemmProblem, config: Config) -> int:
     """Return how many blocks share a tile at most."""
     each = stream_steps(config)
     return (tile_steps(problem, config) + each - 2) // each + 1 if each else split_k(config)
+
+
+def sharers(problem: GemmProblem, config: Config, tile: int) -> range:
+    """Return the numbers of the blocks that have steps of a tile in memory; of a stream's cluster, of its first one."""
+    steps, each, together = tile_steps(problem, config), stream_steps(config), blocks_of_cluster(config)
+    if not each:
+        return range(tile * split_k(config), (tile + 1) * split_k(config))
+    return range(tile * steps // each * together, (((tile + 1) * steps - 1) // each + 1) * together, together)
+
+
+def whole_tiles(problem: GemmProblem, config: Config, blocks: Collection[int]) -> list[int]:
+    """Return the tiles all of whose blocks are among `blocks`."""
+    steps, each, together = tile_steps(problem, config), stream_steps(config), blocks_of_cluster(config)
+    found: set[int] = set()
+    for cluster in {block // together for block in blocks}:
+        first, after = (cluster * each, (cluster + 1) * each) if each else (cluster * steps, (cluster + 1) * steps)
+        found.update(range(first // steps, min(-(-after // steps), cluster_tiles(problem, config))))
+    return sorted(tile for tile in found if set(sharers(problem, config, tile)) <= set(blocks))
 
 
 def parts(problem: GemmProblem, config: Config, block: int) -> Iterator[int]:

@@ -9,14 +9,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import torch
 from torch.nn.functional import gelu, silu
 
+from evoengine.devices.pool import BlockLaunch, ChosenBlock
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import ROUNDINGS, SUMMED_ROWS, Cell
-from evoengine.workloads.full_size import FullCase
+from evoengine.workloads.full_size import FullCase, choose_blocks, chosen_tiles, shared_blocks
 from evoengine.workloads.gemm.cases import CUT_OFF
 from evoengine.workloads.gemm.coverage import ALIKE
 from evoengine.workloads.gemm.problem import (
@@ -28,6 +30,8 @@ from evoengine.workloads.gemm.problem import (
     cluster_shape,
     cluster_tiles,
     fills_clusters,
+    sharers,
+    whole_tiles,
 )
 from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
 
@@ -482,12 +486,27 @@ INTEGERS = (60.0, 64.0, 65.0)
 """in place of 1 to 3: two of them are an ordinary half, which the residual is read as"""
 
 
-def possible_tiles(problem: GemmProblem, config: Config, launch: Launch) -> range:
-    """Return what a cluster gets when tiles are dealt out in turn; some of its blocks' may lie outside of C."""
+def blocks_of(case: FullCase[Any], problem: GemmProblem, launch: Launch, seed: int) -> list[ChosenBlock]:
+    """Return the blocks of a case of `problem` to run: of shared tiles all, in one order for all of them."""
+    if not case.tiles:
+        return choose_blocks(case, launch, seed)
+    tiles = chosen_tiles(cluster_tiles(problem, case.config), case.tiles, seed)
+    return shared_blocks({block for tile in tiles for block in sharers(problem, case.config, tile)}, seed)
+
+
+def possible_tiles(case: FullCase[Any], problem: GemmProblem, asked: BlockLaunch) -> range:
+    """Return how many tiles a cluster gets when they are dealt out in turn, or how many have all their blocks.
+
+    Some tiles of a cluster's blocks may lie outside of C.
+    """
+    config = case.config
     together = prod(cluster_shape(config))
-    clusters = prod(launch.grid) // blocks_of_cluster(config)
-    share, left = divmod(cluster_tiles(problem, config), clusters)
-    most = share + bool(left)
+    if case.tiles:
+        share = most = len(whole_tiles(problem, config, {block.number for block in asked.blocks}))
+    else:
+        clusters = prod(asked.launch.grid) // blocks_of_cluster(config)
+        share, left = divmod(cluster_tiles(problem, config), clusters)
+        most = share + bool(left)
     if fills_clusters(problem, config):
         return range(share * together, most * together + 1, together)
     return range(share, most * together + 1)
@@ -515,8 +534,11 @@ class GemmFullSize(RectangleFullSize[GemmProblem]):
     def values(self, case: FullCase[GemmProblem], normal: torch.Tensor) -> torch.Tensor:
         return numbers_at_full_size(case.problem, normal)
 
-    def tiles_of(self, case: FullCase[GemmProblem], launch: Launch) -> range:
-        return possible_tiles(case.problem, case.config, launch)
+    def blocks(self, case: FullCase[GemmProblem], launch: Launch, seed: int) -> list[ChosenBlock]:
+        return blocks_of(case, case.problem, launch, seed)
+
+    def tiles_of(self, case: FullCase[GemmProblem], asked: BlockLaunch) -> range:
+        return possible_tiles(case, case.problem, asked)
 
     def drawn(self, case: FullCase[GemmProblem], seed: int) -> Inputs:
         """Return the scales, and a bias of another dtype than A's; a residual is what the pool holds in its dtype."""

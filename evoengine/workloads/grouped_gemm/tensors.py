@@ -13,7 +13,8 @@ from math import prod
 import numpy as np
 import torch
 
-from evoengine.records import Config, Launch
+from evoengine.devices.pool import BlockLaunch
+from evoengine.records import Config
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.full_size import FullCase
@@ -151,7 +152,7 @@ class GroupedGemmFullSize(RectangleFullSize[GroupedGemmProblem]):
     def values(self, case: FullCase[GroupedGemmProblem], normal: torch.Tensor) -> torch.Tensor:
         return numbers_at_full_size(case.problem.whole, normal)
 
-    def tiles_of(self, case: FullCase[GroupedGemmProblem], launch: Launch) -> range:
+    def tiles_of(self, case: FullCase[GroupedGemmProblem], asked: BlockLaunch) -> range:
         """Return the tiles of a cluster, some of which may lie behind the last column or the last group's last row."""
         return range(1, prod(cluster_shape(case.config)) + 1)
 

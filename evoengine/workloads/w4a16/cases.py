@@ -20,7 +20,7 @@ from evoengine.workloads.coverage import (
     visits_by_block,
 )
 from evoengine.workloads.full_size import FullCase, few
-from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, planned, step_of, summed_rows
+from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, few_steps, planned, step_of, summed_rows
 from evoengine.workloads.gemm.coverage import (
     GROUP,
     NO_STEP,
@@ -41,7 +41,6 @@ from evoengine.workloads.gemm.problem import (
     parts,
     split_k,
     stream_steps,
-    sums_in_memory,
     tile_sizes,
 )
 from evoengine.workloads.w4a16.problem import PACKED, W4A16Problem
@@ -122,15 +121,15 @@ def _long_cases(problem: W4A16Problem, config: Config) -> Iterator[Case[W4A16Pro
 def full_plan(
     problem: W4A16Problem, config: Config, launch_of: Callable[[W4A16Problem], Launch]
 ) -> list[tuple[FullCase[W4A16Problem], Launch]]:
-    """Return the whole grid over few steps of K, and one block over all of K."""
-    if not {"tile_m", "tile_n", "tile_k"} <= config.keys() or sums_in_memory(config):
-        return []  # of blocks that share a tile only the last one writes it
+    """Return the whole grid over few steps of K, and one block, or all blocks of one or two tiles, over all of K."""
+    if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
+        return []
     p, k = problem, min(problem.k, _deepest(problem, config))
     part = None if k == p.k else f"{k:,} of {p.k:,} products of each sum"
     step = max(tile_sizes(config)[2], p.group)
-    few_steps = replace(p, k=few(p.k, step, 2) // p.group * p.group or p.group)
+    shallow = replace(p, k=few(p.k, step, few_steps(config)) // p.group * p.group or p.group)
     return [
-        _at_full_size(FullCase("full grid", few_steps, p, config), launch_of(few_steps)),
+        _at_full_size(FullCase("full grid", shallow, p, config), launch_of(shallow)),
         _at_full_size(
             FullCase("own k", own := replace(p, k=k // p.group * p.group), p, config, "one drawn", part), launch_of(own)
         ),
@@ -141,7 +140,8 @@ def _at_full_size(case: FullCase[W4A16Problem], launch: Launch) -> tuple[FullCas
     """Return the case with what its blocks do, as the product's with 16-bit weights, which have more bytes."""
     of_gemm = FullCase(case.name, case.problem.gemm, case.whole.gemm, case.config, case.blocks)
     found, launch = planned(of_gemm, launch)
-    return replace(case, cluster=found.cluster, visits=found.visits, tile_bytes=found.tile_bytes), launch
+    case = replace(case, cluster=found.cluster, visits=found.visits, tile_bytes=found.tile_bytes, tiles=found.tiles)
+    return case, launch
 
 
 def _deepest(problem: W4A16Problem, config: Config) -> int:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from evoengine.devices.pool import BlockLaunch, ChosenBlock
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import Cell
@@ -17,6 +18,7 @@ from evoengine.workloads.gemm.tensors import (
     BEYOND_HALF,
     SAMPLED_ROWS,
     GemmTensors,
+    blocks_of,
     lessen_curved,
     positive_numbers,
     possible_tiles,
@@ -183,8 +185,11 @@ class W4A16FullSize(RectangleFullSize[W4A16Problem]):
         """Return numbers whose sums over K have about unit variance."""
         return normal / math.sqrt(DEVIATION * math.sqrt(case.problem.k))
 
-    def tiles_of(self, case: FullCase[W4A16Problem], launch: Launch) -> range:
-        return possible_tiles(case.problem.gemm, case.config, launch)
+    def blocks(self, case: FullCase[W4A16Problem], launch: Launch, seed: int) -> list[ChosenBlock]:
+        return blocks_of(case, case.problem.gemm, launch, seed)
+
+    def tiles_of(self, case: FullCase[W4A16Problem], asked: BlockLaunch) -> range:
+        return possible_tiles(case, case.problem.gemm, asked)
 
     def part(self, problem: W4A16Problem, rectangle: Rectangle, read: Read) -> tuple[W4A16Problem, Inputs]:
         p, rows, columns = problem, rectangle.rows, rectangle.columns
