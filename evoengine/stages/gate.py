@@ -71,8 +71,8 @@ from evoengine.workloads.base import AnyWorkload, Grouped, NothingWritten, Wrong
 if TYPE_CHECKING:
     from evoengine.virtual.host import HostJudge
 
-LAUNCH_SECONDS = 60.0
-"""limit of CPU time of an emulated launch, which takes milliseconds, or 35 s for scalar gradients at 8,192 keys"""
+LAUNCH_SECONDS = 120.0
+"""limit of CPU time of an emulated launch, which takes milliseconds, or a minute for scalar gradients at 8,192 keys"""
 
 
 @dataclass(frozen=True, slots=True)
