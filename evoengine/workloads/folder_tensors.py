@@ -178,7 +178,7 @@ class FolderTensors(Tensors[FolderProblem]):
             elif case.draw == "ties" and draw.kind == "random" and values.is_floating_point():
                 values = _tied(values, generator)
             elif draw.kind == "random" and values.is_floating_point():
-                values = SHAPED.get(case.draw, _as_drawn)(values, generator) * (1 if case.draw == "wide" else strength)
+                values = _SHAPED.get(case.draw, _as_drawn)(values, generator) * (1 if case.draw == "wide" else strength)
             found[item.name] = values.to(TORCH_DTYPES[item.dtype]).contiguous()
         return found | {symbol: found[name] for symbol, name in self._definition.constants.items()}
 
@@ -397,5 +397,6 @@ SHAPED: dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]] = {
     "zeros": lambda values, generator: values * 0,  # zeros of both signs
     "one-hot": _one_hot,
     "negative": lambda values, generator: -values.abs(),
-    "special": _special,
 }
+"""draws for kernels of which it is unknown what they do to NaN"""
+_SHAPED = {**SHAPED, "special": _special}
