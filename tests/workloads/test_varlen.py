@@ -94,7 +94,7 @@ WGMMA_FAULTS = [
 @pytest.mark.parametrize(("old", "new"), [pytest.param(*fault[1:], id=fault[0]) for fault in WGMMA_FAULTS])
 def test_a_fault_planted_in_a_persistent_kernel_is_caught(kernel_gate, old, new):
     gate = kernel_gate(ROUNDS)
-    config = gate.configuration(PERSISTENT)
+    config = gate.configuration(PERSISTENT | {"o_store": "shared"})
     source = gate.source(config)
     broken = Source(source.text.replace(old, new), source.entry, source.launch)  # in both loaders
     assert old in source.text
