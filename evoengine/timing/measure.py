@@ -157,7 +157,7 @@ def baselines(target: Target, seed: int, failed: Mapping[str, str] = NONE_FAILED
     left_out = {name: reason for name, reason in failed.items() if name != PACKAGES}
     if PACKAGES in failed:
         left_out |= {name: f"{name}: {failed[PACKAGES]}" for name in of_packages}
-    estimate = partial(_estimate, bench, seed)
+    estimate = partial(bench.baseline_estimate, seed=seed)
     estimates = _of_supported([n for n in of_library if n not in left_out], estimate, left_out)
     if not estimates and not failed.keys() & set(of_library):
         estimates = _of_supported([PLAIN], estimate, left_out)
@@ -182,10 +182,6 @@ def baselines(target: Target, seed: int, failed: Mapping[str, str] = NONE_FAILED
     device = cuda_api.device_name()
     refused = [RefusedBaseline(name, device, why.removeprefix(f"{name}: ")) for name, why in left_out.items()]
     return [*make_baselines(target, policy, rounds), *refused]
-
-
-def _estimate(bench: Bench, seed: int, name: str) -> float:
-    return bench.baseline_estimate(name, seed)
 
 
 def _of_supported(names: Sequence[str], ask: Callable[[str], _Found], left_out: dict[str, str]) -> dict[str, _Found]:

@@ -23,7 +23,7 @@ _workspaces: WeakValueDictionary[torch.device, torch.Tensor] = WeakValueDictiona
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all of a batch's attention has in common. `window` is the number of keys that a query sees, 0 for all."""
+    """Hold what all sequences of a batch share; `window` is the number of keys that a query sees, 0 for all."""
 
     heads: int
     kv_heads: int
@@ -34,6 +34,7 @@ class Shared:
     softcap: float = 0.0
 
     def plan(self, scale: float, q: torch.Tensor, k: torch.Tensor) -> dict[str, Any]:
+        """Return the arguments that all plans of a wrapper take."""
         return {
             "window_left": self.window - 1,  # -1 for no window; the query's own key is not counted
             "logits_soft_cap": self.softcap,
@@ -45,7 +46,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Where the keys of each sequence are: int32 tensors, by the names of FlashInfer's documentation."""
+    """Hold where each sequence's keys are, int32 tensors by the names of FlashInfer's documentation."""
 
     indptr: torch.Tensor
     indices: torch.Tensor

@@ -71,10 +71,12 @@ def is_installed(package: str) -> bool:
 
 
 def any_installed() -> bool:
+    """Return whether one of these packages can be imported."""
     return any(map(is_installed, DISTRIBUTIONS))
 
 
 def installed_version(package: str) -> str:
+    """Return the version of a package that can be imported."""
     try:
         return version(DISTRIBUTIONS[package])
     except PackageNotFoundError:

@@ -256,8 +256,8 @@ class Evolution:
     def _fastest_expected(self) -> tuple[np.ndarray | None, tuple[str, ...]]:
         """Return an open row that the prior expects to be fastest, and the sources that know it.
 
-        Of those that a model predicts to be about as fast it is any: to follow their order would be to follow an order
-        that is none. The row is None if the prior knows none, or was wrong too often.
+        Predictions within TIED of the fastest do not tell which row is faster, so that one of these is drawn. The row
+        is None if the prior knows none, or was wrong too often.
         """
         if self._prior is None or self._dropped or self._failed >= MIN_COMPLETED or self._is_prior_free():
             return None, ()
