@@ -16,6 +16,7 @@ from evoengine.errors import UsageError
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
 from evoengine.sandbox import jail
+from evoengine.tuning import proposals
 from evoengine.tuning.proposals import Proposals, kernel_of
 from evoengine.tuning.propose import Proposer
 from evoengine.tuning.propose import propose as propose_within
@@ -183,9 +184,18 @@ def proposing(tmp_path_factory):
 IN_SHORT = [name for name in EXPLOITS if name not in ALSO_OF_FOLDERS + OF_ANOTHERS_KIND]
 
 
+OF_THE_TEXT = (
+    "forges the answer of the emulator's process", "replaces a function of the emulator",
+    "includes a file of the user's", "includes the ledger", "holds Python for Triton",
+)  # fmt: skip
+"""exploits of what handles the text; the gate alone finds the others, as it does outside of a jail"""
+
+
 @pytest.mark.parametrize("name", [*IN_SHORT, *more(ALSO_OF_FOLDERS + OF_ANOTHERS_KIND)])
-def test_no_exploit_is_ranked(proposing, name):
+def test_no_exploit_is_ranked(proposing, monkeypatch, name):
     run, parent, place = proposing
+    if name not in (*OF_THE_TEXT, "leaves out a factor that is often 1"):
+        monkeypatch.setattr(proposals, "MARK", "")
     found = run.propose(parent, exploit(name, parent.source.text, place / "a.db"))
     assert found.outcome is not None and not found.outcome.ranked, f"{name} passed as {found.outcome}"
     assert found.reason and not (place / "a.db.stolen").exists()
