@@ -21,8 +21,8 @@ from evoengine.tuning.proposals import Proposals, kernel_of
 from evoengine.tuning.propose import Proposer
 from evoengine.tuning.propose import propose as propose_within
 from evoengine.tuning.verify import verify
-from tests.support import rule_proposer
 from tests.support.exhaustive import more
+from tests.tuning import rule_proposer
 
 pytestmark = pytest.mark.skipif(jail.why_no_jail() is not None, reason=str(jail.why_no_jail()))
 

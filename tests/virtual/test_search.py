@@ -30,7 +30,7 @@ from evoengine.workloads.triton_kernel import TritonProblem, is_triton, proposed
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
-FILE = Path(__file__).parents[1] / "support" / "triton_to_verify.py"
+FILE = Path(__file__).parent / "triton_to_verify.py"
 
 
 pytestmark = pytest.mark.usefixtures("tools", "compiled_anew")
