@@ -7,6 +7,7 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -22,6 +23,7 @@ from evoengine.tuning.propose import Proposer
 from evoengine.tuning.propose import propose as propose_within
 from evoengine.tuning.verify import verify
 from tests.support.exhaustive import more
+from tests.support.folders import write
 from tests.tuning import rule_proposer
 
 pytestmark = pytest.mark.skipif(jail.why_no_jail() is not None, reason=str(jail.why_no_jail()))
@@ -136,12 +138,7 @@ def exploit(name: str, right: str, ledger: Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    own = tmp_path / "scale"
-    own.mkdir()
-    (own / "problem.json").write_text(json.dumps(PROBLEM))
-    (own / "space.toml").write_text(SPACE)
-    (own / "scale.cu").write_text(TEXT)
-    return own
+    return write(tmp_path, PROBLEM, SPACE, TEXT)
 
 
 def program(folder: Path, text: str) -> str:
@@ -166,15 +163,9 @@ def recorded(folder: Path, *answers: object) -> str:
 def proposing(tmp_path_factory):
     """A run with its parent, the kernel's own text."""
     place = tmp_path_factory.mktemp("exploits")
-    own = place / "scale"
-    own.mkdir()
-    (own / "problem.json").write_text(json.dumps(PROBLEM))
-    (own / "space.toml").write_text(SPACE)
-    (own / "scale.cu").write_text(TEXT)
-    before = dict(workloads._registered)
-    first = propose(recorded(own), gpu="h100", kernel=own, db=place / "a.db")
-    workloads._registered.clear()  # tests/conftest.py cleans up behind a test, not behind a module's fixture
-    workloads._registered.update(before)
+    own = write(place, PROBLEM, SPACE, TEXT)
+    with patch.dict(workloads._registered):  # tests/conftest.py cleans up behind a test, not behind a module's fixture
+        first = propose(recorded(own), gpu="h100", kernel=own, db=place / "a.db")
     with open_ledger(str(place / "a.db"), create=False) as ledger:
         parent = ledger.candidate(first.best[0].trial, with_cubin=True)
         with Proposals(ledger, kernel_of(ledger, parent)) as run:
