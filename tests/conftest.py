@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -65,11 +66,8 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 @pytest.fixture(autouse=True)
 def registered_workloads() -> Iterator[None]:
     """Whoever names a folder with a kernel registers its workload, in a test for that test alone."""
-    registered = workloads._registered
-    before = dict(registered)
-    yield
-    registered.clear()
-    registered.update(before)
+    with patch.dict(workloads._registered):
+        yield
 
 
 @pytest.fixture

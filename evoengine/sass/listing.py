@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from evoengine.cuda_files import disassembler
@@ -116,10 +117,15 @@ def _index_of(cubin: bytes, entry: str) -> int:
 
 
 def _key(tool: str, cubin: bytes, only: Sequence[str]) -> str:
-    file = os.stat(tool)
-    digest = hashlib.sha256("\0".join((tool, str(file.st_size), str(file.st_mtime_ns), *OPTIONS, *only)).encode())
+    digest = hashlib.sha256("\0".join((_contents(tool, os.stat(tool).st_mtime_ns), *OPTIONS, *only)).encode())
     digest.update(cubin)
     return digest.hexdigest()
+
+
+@cache
+def _contents(tool: str, modified: int) -> str:
+    """Return a digest of the tool, which is the same in each environment that has this version."""
+    return hashlib.sha256(Path(tool).read_bytes()).hexdigest()
 
 
 def _read_kept(kept: Path) -> str:

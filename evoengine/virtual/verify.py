@@ -108,9 +108,9 @@ def _run_exactly(gating: GatingGpu, program: Program, cases: Sequence[Mapping[st
 @contextmanager
 def uninitialized_as_nan() -> Iterator[None]:
     """Make PyTorch fill new uninitialized tensors with NaN, or with the largest integer."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms imports PyTorch's compiler, for a second
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.set_deterministic_debug_mode(before)

@@ -22,8 +22,8 @@ from evoengine.sass import chip, predict
 from evoengine.sass.chip import Clock
 from evoengine.sass.predict import MODEL_VERSION
 from tests.benchmarks.conftest import CONFIGS, DESCRIPTION, made_up_us
+from tests.stages.predictions import PROBLEM, made
 from tests.support.ledger_examples import a_figure, a_verdict, start_run
-from tests.support.predictions import PROBLEM, made
 
 ROW = Row("gemms", "k", "512^3", "h100", "boost", 100.0, 110.0, "wgmma", "tensor")
 

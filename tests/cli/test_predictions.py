@@ -19,8 +19,8 @@ from evoengine.stages.predict import figure_of, predict_binary
 from evoengine.stages.profile import profile_without_gpu
 from evoengine.views.candidate_tables import sent_ranking
 from evoengine.workloads.base import Target
+from tests.stages.predictions import ATTENTION, H100, PROBLEM, figure, made
 from tests.support.ledger_examples import a_binary, a_figure, a_verdict, add_ranked, start_run
-from tests.support.predictions import ATTENTION, H100, PROBLEM, figure, made
 
 DEVICE = "model 2 for h100, sustained clock"
 UNREAD = "the model cannot read the binary: unknown opcodes: XYZZY"

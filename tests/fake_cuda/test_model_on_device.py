@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+from functools import cache
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ PROBLEMS = (
     "rowwise:rms_norm,rows12,hidden64,fp16",
 )
 """of the layers, but for the last, whose 50 columns no kernel takes"""
+compiled = cache(compiler.compile_source)
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def place(kernel_gate, tmp_path, monkeypatch):
             config = gate.configuration({"family": family, **own})
             source = gate.source(config)
             source = type(source)(spoil(source.text), source.entry, source.launch)
-            binary = compiler.compile_source(source, "sm_90a")
+            binary = compiled(source, "sm_90a")
             found = Candidate(1, 1, str(gate.problem), "h100", config, Outcome.ESTIMATED, source=source, binary=binary)
             export(found, gate.target, tmp_path / "kernels" / str(number))
         return tmp_path / "kernels"
@@ -104,8 +106,8 @@ def test_a_patched_model_computes_by_tuned_kernels_what_it_computed(place, model
 
 def test_a_wrong_kernel_is_found_by_the_patch(place, model):
     def spoil(text):
-        assert "float sum" in text or "0.0f" in text
-        return text.replace("0.0f", "0.5f")
+        """Of the norm alone; the other five kernels are right."""
+        return text.replace("0.0f", "0.5f") if "rms_norm" in text else text
 
     tuned.use(place(spoil))
     with pytest.warns(tuned.NoKernel), pytest.raises(UsageError, match="the patched model's outputs differ"):

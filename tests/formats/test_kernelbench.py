@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
 
 from evoengine.errors import UsageError
 from evoengine.formats import kernelbench
-from evoengine.formats.folder import write_folder
+from evoengine.formats.folder import run_script, write_folder
 from evoengine.formats.importers import make_folder
+from evoengine.formats.model_probe import look
 from evoengine.workloads.base import Tolerance
 from evoengine.workloads.folder import load_folder
 from tests.support.exhaustive import more
@@ -36,9 +38,16 @@ def get_init_inputs():
 """
 
 
-def imported(tmp_path, text):
+def look_here(kind, script):
+    """What a process of the script's own would say, said by this one."""
+    return json.loads(json.dumps([look(str(script))]))
+
+
+def imported(tmp_path, text, run_script=look_here):
     (tmp_path / "model.py").write_text(text)
-    made = make_folder("own", f"kernelbench:{tmp_path / 'model.py'}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernelbench, "run_script", run_script)
+        made = make_folder("own", f"kernelbench:{tmp_path / 'model.py'}")
     write_folder(made, tmp_path / "own")
     return made
 
@@ -47,7 +56,7 @@ def imported(tmp_path, text):
 def model(tmp_path_factory):
     """The folder of a model, and what was imported."""
     place = tmp_path_factory.mktemp("model")
-    return place / "own", imported(place, MODEL)
+    return place / "own", imported(place, MODEL, run_script)
 
 
 def test_a_model_becomes_a_reference_with_its_weights_as_inputs_and_its_sizes_as_axes(model):

@@ -16,8 +16,8 @@ from evoengine.ledger.store import open_ledger
 from evoengine.ledger.tables import Base
 from evoengine.records import UNKNOWN_POLICY, Kind
 from evoengine.views.trials import trial_json
+from tests.ledger.ledger_schema import empty_frozen, made_both_ways, schema
 from tests.support.ledger_examples import CONFIG, GPU, PROBLEM, a_figure, add_ranked, differences, start_run
-from tests.support.ledger_schema import empty_frozen, made_both_ways, schema
 
 SHA256 = hashlib.sha256(b"text").hexdigest()
 WRITTEN_BEFORE_POLICIES = f"""

@@ -37,6 +37,15 @@ from evoengine.tuning.comparison import compare_runs
 from evoengine.tuning.report import write_report
 from evoengine.views.trials import trial_json
 from tests.ledger.frozen.freeze import MEASURED, SLOWER
+from tests.ledger.ledger_schema import fill_with_frozen, made_both_ways
+from tests.ledger.views import (
+    check_documented_queries,
+    check_figures_and_cases,
+    check_list,
+    check_ranking,
+    check_runs,
+    fill,
+)
 from tests.support.ledger_examples import (
     CONFIG,
     DOMAINS,
@@ -50,16 +59,7 @@ from tests.support.ledger_examples import (
     differences,
     start_run,
 )
-from tests.support.ledger_schema import fill_with_frozen, made_both_ways
 from tests.support.postgres import Missing, running_server
-from tests.support.views import (
-    check_documented_queries,
-    check_figures_and_cases,
-    check_list,
-    check_ranking,
-    check_runs,
-    fill,
-)
 from tests.support.waiting import wait_for
 
 

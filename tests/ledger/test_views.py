@@ -9,9 +9,7 @@ from sqlalchemy import inspect
 
 from evoengine.ledger.store import open_ledger
 from evoengine.records import Outcome
-from tests.support.documents import ROOT
-from tests.support.ledger_examples import a_figure, add_ranked, start_run
-from tests.support.views import (
+from tests.ledger.views import (
     check_documented_queries,
     check_figures_and_cases,
     check_list,
@@ -20,6 +18,8 @@ from tests.support.views import (
     fill,
     rows,
 )
+from tests.support.documents import ROOT
+from tests.support.ledger_examples import a_figure, add_ranked, start_run
 
 
 @pytest.mark.parametrize("seed", range(4))

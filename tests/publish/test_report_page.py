@@ -24,9 +24,9 @@ from evoengine.publish.report.style import Section, category_axis, label, styles
 from evoengine.records import Kind, Measurement, Outcome
 from evoengine.text import plain
 from evoengine.tuning.report import write_report
+from tests.publish.report_examples import HOSTILE, TITLE, make_ledger
 from tests.support.browser import needs_browser, opened
 from tests.support.ledger_examples import GPU, POLICY, PROBLEM, SUSTAINED, a_figure, add_ranked, start_run
-from tests.support.report_examples import HOSTILE, TITLE, make_ledger
 
 SECTIONS = (
     "convergence", "prediction", "roofline", "effects", "pairs", "outcomes", "lineage", "sources", "errors", "finals",

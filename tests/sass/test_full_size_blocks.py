@@ -10,6 +10,8 @@ from evoengine.cuda_emulator.run import run_blocks as emulate_blocks
 from evoengine.devices.base import KernelCrashed, KernelHung, ScalarArgument, ScratchParameter, TensorParameter
 from evoengine.devices.pool import PAGE, BlockLaunch, ChosenBlock, Pool
 from evoengine.records import CompiledCandidate, Launch
+from evoengine.sass import core
+from evoengine.sass.launch import prepare
 from evoengine.sass.rounds import run_blocks
 from evoengine.search.evaluators import make_plans
 from evoengine.stages.compile import compile_source
@@ -78,13 +80,14 @@ def test_a_block_that_waits_for_another_one_hangs_by_itself():
     launch = Launch((4, 1, 1), 32, 0)
     arguments = (ScratchParameter("flag", (4,), "int32", zeroed=True), TensorParameter("o", (4,), "int32", output=True))
 
-    def ask(block):
-        asked = BlockLaunch(launch, arguments, POOL, [ChosenBlock(block, PLENTY, True)])
-        return run_blocks(compiled_kernels(WAITING, "sm_90a")["f"], asked, 0)
-
-    assert len(ask(1)[0].pages["o"]) == 1
-    with pytest.raises(KernelHung, match="warps wait for what never comes"):
-        ask(0)
+    kernel = compiled_kernels(WAITING, "sm_90a")["f"]
+    first, second = (ChosenBlock(block, PLENTY, True) for block in (0, 1))
+    [trace] = run_blocks(kernel, BlockLaunch(launch, arguments, POOL, [second]), 0)
+    assert len(trace.pages["o"]) == 1
+    with pytest.raises(KernelHung, match="no end after as many instructions as it may take"):
+        core.run_blocks(
+            kernel.program, prepare(kernel.kernel, launch, arguments, 0), [first], POOL.pages, limit=100_000
+        )
 
 
 PROBLEMS = {

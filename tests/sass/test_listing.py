@@ -66,6 +66,15 @@ def test_the_same_path_with_another_tool_in_it_is_asked_again(tool):
     assert disassemble(b"one") == "onemore\n"
 
 
+def test_the_same_tool_in_another_environment_is_not_asked_again(tool, monkeypatch, tmp_path):
+    disassemble(b"one")
+    (tmp_path / "other").mkdir()
+    copy = tool.path.rename(tmp_path / "other" / "nvdisasm")
+    copy.touch()
+    monkeypatch.setattr(listing, "disassembler", lambda: str(copy))
+    assert disassemble(b"one") == "one" and tool.calls == 1
+
+
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"x" + data])
 def test_a_damaged_one_is_made_again(tool, tmp_path, damage):
     disassemble(b"one")

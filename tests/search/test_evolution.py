@@ -22,7 +22,7 @@ from evoengine.search.samplers.evolution import (
 from evoengine.search.samplers.surrogate import Surrogate
 from evoengine.space.definition import Knob
 from evoengine.space.space import SearchSpace
-from tests.support.evolution import SPACE, Grid, search, speed
+from tests.search.evolution import SPACE, Grid, search, speed
 from tests.support.exhaustive import more
 
 

@@ -16,8 +16,8 @@ from evoengine.search.samplers import evolution
 from evoengine.search.samplers.prior import Mean, Prior
 from evoengine.stages.predict import Estimated
 from evoengine.tuning.measure import measured_pairs
+from tests.search.evolution import SPACE
 from tests.support import faulty_device
-from tests.support.evolution import SPACE
 from tests.support.exhaustive import more
 
 MIXED = [7 * n % 40 for n in range(40)]

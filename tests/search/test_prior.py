@@ -11,7 +11,7 @@ from evoengine.search.proposer import Proposer
 from evoengine.search.samplers import evolution, prior
 from evoengine.search.samplers.evolution import Evolution
 from evoengine.search.samplers.prior import MIN_MEASURED, Prior, fit_mean
-from tests.support.evolution import SPACE, Done, search, speed
+from tests.search.evolution import SPACE, Done, search, speed
 from tests.support.exhaustive import more
 
 SEEDS = 8

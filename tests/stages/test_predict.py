@@ -22,8 +22,8 @@ from evoengine.stages.verify import make_arguments
 from evoengine.views.trials import trial_json
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Case, Target
+from tests.stages.predictions import ATTENTION, COST, H100, L4, PROBLEM, figure, made
 from tests.support.kernel_gate import attention_space, attention_target
-from tests.support.predictions import ATTENTION, COST, H100, L4, PROBLEM, figure, made
 
 
 @pytest.mark.parametrize(("family", "gpu"), [("mma", L4), ("wgmma", H100)])

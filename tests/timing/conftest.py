@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.measuring import US
+from tests.timing.measuring import US
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.base import Case
 from tests.support.exhaustive import more
-from tests.support.measuring import FULL, H100, PROBLEM, SDPA, STREAM, at_full_size, contender, judge, target
+from tests.timing.measuring import FULL, H100, PROBLEM, SDPA, STREAM, at_full_size, contender, judge, target
 
 pytestmark = pytest.mark.stand_in
 

@@ -20,7 +20,7 @@ from evoengine.workloads import find_workload
 from evoengine.workloads.attention.problem import parse_problem
 from evoengine.workloads.attention.tensors import AttentionTensors
 from tests.support.libraries_path import libraries
-from tests.support.measuring import H100, PROBLEM, SDPA, contender, judge, target
+from tests.timing.measuring import H100, PROBLEM, SDPA, contender, judge, target
 
 pytestmark = pytest.mark.stand_in
 

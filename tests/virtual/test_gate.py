@@ -25,7 +25,7 @@ from evoengine.virtual.gate import AS_GIVEN, DRAWS, Wrong, _worst  # noqa: E402
 from evoengine.virtual.verify import Session  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "virtual-gpu.md"
-FILE = Path(__file__).parents[1] / "support" / "triton_to_verify.py"
+FILE = Path(__file__).parent / "triton_to_verify.py"
 
 
 pytestmark = pytest.mark.usefixtures("tools", "compiled_anew")

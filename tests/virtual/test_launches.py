@@ -22,7 +22,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 import torch  # noqa: E402
 
 from benchmarks import triton_kernels  # noqa: E402
-from tests.support import triton_kernels as kernels  # noqa: E402
+from tests.virtual import triton_kernels as kernels  # noqa: E402
 
 N = 5000
 imported_before = triton.testing.do_bench

@@ -15,7 +15,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 import torch  # noqa: E402
 
 from evoengine.virtual.map_cuda import cuda_on_cpu  # noqa: E402
-from tests.support import triton_kernels as kernels  # noqa: E402
+from tests.virtual import triton_kernels as kernels  # noqa: E402
 
 N = 3000
 

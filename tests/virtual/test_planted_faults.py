@@ -18,8 +18,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from evoengine.virtual.verify import Session
 
-SUPPORT = Path(__file__).parents[1] / "support"
-TRITON, GLUON = SUPPORT / "triton_planted.py", SUPPORT / "gluon_planted.py"
+FOLDER = Path(__file__).parent
+TRITON, GLUON = FOLDER / "triton_planted.py", FOLDER / "gluon_planted.py"
 KERNELS = {
     **dict.fromkeys(("norm", "running", "counts", "product", "mapped", "attend", "shares", "turned"), TRITON),
     **dict.fromkeys(("staged", "ring", "multiplied"), GLUON),

@@ -17,7 +17,7 @@ from evoengine.virtual import activate
 from tests.support.documents import blocks
 from tests.support.machine_code import require_tools
 
-KERNELS = Path(__file__).parents[1] / "support" / "triton_kernels.py"
+KERNELS = Path(__file__).parent / "triton_kernels.py"
 PAGE = Path(__file__).parents[2] / "docs" / "virtual-gpu.md"
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
@@ -30,7 +31,7 @@ from evoengine.workloads.triton_kernel import TritonProblem, is_triton, proposed
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
-FILE = Path(__file__).parents[1] / "support" / "triton_to_verify.py"
+FILE = Path(__file__).parent / "triton_to_verify.py"
 
 
 pytestmark = pytest.mark.usefixtures("tools", "compiled_anew")
@@ -59,11 +60,9 @@ def space_of(kernel: str, **knobs: list) -> str:
 
 @pytest.fixture(scope="module")
 def softmax(tmp_path_factory):
-    folder, before = tmp_path_factory.mktemp("softmax"), dict(workloads._registered)
-    found = searched(folder, "softmax", "softmax_of", trials=4)
-    workloads._registered.clear()  # tests/conftest.py cleans up behind a test, not behind a module's fixture
-    workloads._registered.update(before)
-    return folder, *found
+    folder = tmp_path_factory.mktemp("softmax")
+    with patch.dict(workloads._registered):  # tests/conftest.py cleans up behind a test, not behind a module's fixture
+        return folder, *searched(folder, "softmax", "softmax_of", trials=4)
 
 
 def trials(folder: Path, **filters):

@@ -9,6 +9,7 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -129,12 +130,11 @@ def searched(tmp_path):
 @pytest.fixture(scope="module")
 def found_before(tmp_path_factory):
     """A folder with a ledger of two runs, and the best of the last one."""
-    folder, before = tmp_path_factory.mktemp("moe"), dict(workloads._registered)
-    for m in (4, 2):
-        found, said = search_in(folder, MOE, problem=f"fused_moe_kernel:M={m},E=2,N=24,K=40,topk=2")
-        assert not any("without --reference" in line for line in said)
-    workloads._registered.clear()  # tests/conftest.py cleans up behind a test, not behind a module's fixture
-    workloads._registered.update(before)
+    folder = tmp_path_factory.mktemp("moe")
+    with patch.dict(workloads._registered):  # tests/conftest.py cleans up behind a test, not behind a module's fixture
+        for m in (4, 2):
+            found, said = search_in(folder, MOE, problem=f"fused_moe_kernel:M={m},E=2,N=24,K=40,topk=2")
+            assert not any("without --reference" in line for line in said)
     return folder, found.best[0]
 
 

@@ -18,8 +18,8 @@ from evoengine.stages.gate import emulator, executor
 from evoengine.stages.verify import CoverageLog, coverage_of, joined, verify
 from evoengine.workloads.coverage import Cell
 from tests.support.exhaustive import more
-from tests.support.ideal_visits import ideal_visits
 from tests.support.kernel_gate import KernelGate
+from tests.workloads.ideal_visits import ideal_visits
 
 EACH, FAST = 200, 4
 """configurations of a family, and how many of them `make test` looks at"""

@@ -18,7 +18,6 @@ WARP, BLOCK = {"family": "warp"}, {"family": "block"}
 CLUSTER = {"family": "cluster"}
 AGAIN = {"family": "block", "row_in": "memory"}
 TWO, TURNS = {"family": "block", "passes": "two"}, {"family": "block", "turns": 2, "passes": "online"}
-TWO_OF_WARP = {"family": "warp", "passes": "two"}
 RING, RING_OF_CLUSTER = ({"family": name, "row_in": "shared", "turns": 4} for name in ("block", "cluster"))
 COLUMNS = {"family": "block", "cluster": 2}
 LAYER, RMS, SOFTMAX = (f"rowwise:{name},rows5000,hidden1000,bf16" for name in ("layer_norm", "rms_norm", "softmax"))

@@ -234,9 +234,14 @@ Execute prepare_multiply_small_floats(Instruction& i) {
 
 // ── IMMA, DMMA ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-i32 byte_of(u32 word, int n, bool is_signed) {
-  u32 byte = word >> 8 * n & 0xff;
-  return is_signed ? i32(i32(byte << 24) >> 24) : i32(byte);
+// The bytes of a register from place `first` on: each row of eight has 16, four of them in a lane.
+template <int WIDTH>
+void bytes_of(i16 (*rows)[WIDTH], int first, const Lanes& held, bool is_signed) {
+  for (int lane = 0; lane < LANES; lane++)
+    for (int n = 0; n < 4; n++) {
+      const u32 byte = held[lane] >> 8 * n & 0xff;
+      rows[lane / 4][first + lane % 4 * 4 + n] = i16(is_signed ? i8(byte) : i32(byte));
+    }
 }
 
 // IMMA.16832.S8.U8 R4, R8.ROW, R12.COL, R4: i.a registers of A; one has 8 rows, four bytes along k to a word.
@@ -250,16 +255,19 @@ Step multiply_bytes(Context& c, const Instruction& i) {
   Chosen chosen;
   if (i.sparse) chosen = chosen_columns(c, i, Format::E4M3, 32 * depths);
   registers_from(c, i.operands[3], 2 * halves, sums);
+  i16 left[16][32], right[8][64];
+  for (int d = 0; d < depths; d++)
+    for (int half = 0; half < halves; half++) bytes_of(left + 8 * half, 16 * d, a[2 * d + half], i.b);
+  for (int d = 0; d < (i.sparse ? 2 : 1) * depths; d++) bytes_of(right, 16 * d, b[d], i.c);
   for (int n = 0; n < 2 * halves; n++)
     for (int lane = 0; lane < LANES; lane++) {
-      int row = lane / 4, column = 2 * (lane % 4) + n % 2;
-      i64 sum = i32(sums[n][lane]);
-      for (int d = 0; d < depths; d++)
-        for (int k = 0; k < 16; k++) {
-          const int of_right = i.sparse ? chosen.column[row + n / 2 * 8][16 * d + k] : 16 * d + k;
-          u32 left = a[d * 2 + n / 2][4 * row + k / 4], right = b[of_right / 16][4 * column + of_right % 16 / 4];
-          sum += byte_of(left, k % 4, i.b) * byte_of(right, of_right % 4, i.c);
-        }
+      const int row = lane / 4 + n / 2 * 8, column = 2 * (lane % 4) + n % 2;
+      i32 added = 0;
+      if (i.sparse)
+        for (int k = 0; k < 16 * depths; k++) added += left[row][k] * right[column][chosen.column[row][k]];
+      else
+        for (int k = 0; k < 16 * depths; k++) added += left[row][k] * right[column][k];
+      const i64 sum = i64(i32(sums[n][lane])) + added;
       sums[n][lane] = u32(i.d ? std::clamp<i64>(sum, INT32_MIN, INT32_MAX) : sum);
     }
   for (int n = 0; n < 2 * halves; n++) write(c, i.operands[0], sums[n], n);
