@@ -13,7 +13,7 @@ def main() -> None:
     import gc
     import signal
 
-    # imports create objects that stay: looked through less often for garbage, a command starts a tenth sooner
+    # imports create objects that stay: scanned less often for garbage, a command starts a tenth sooner
     gc.set_threshold(50_000)
     sys.unraisablehook = _unraisable
     # the sampler's matrices are small: more threads would slow it down and take cores from the compilers

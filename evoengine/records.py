@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -18,6 +18,11 @@ from evoengine.terms import FORMULA, model_of
 Value = int | float | str | bool
 Config = Mapping[str, Value]
 """One setting of the knobs: active knobs only, in the order the space declares them."""
+
+
+def named(record: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return attributes of a record by their names, in this order."""
+    return {name: getattr(record, name) for name in names}
 
 
 def config_key(config: Config) -> str:
@@ -201,15 +206,8 @@ class Binary:
     def of_kernel(self, entry: str) -> Binary:
         """Return the binary with the resources of its kernel `entry`; those of the first unless it is one behind it."""
         other = next((k for k in self.others if k.entry == entry), None)
-        if other is None:
-            return self
-        return replace(
-            self,
-            registers=other.registers,
-            spill_bytes=other.spill_bytes,
-            stack_bytes=other.stack_bytes,
-            shared_bytes=other.shared_bytes,
-        )
+        sizes = ("registers", "spill_bytes", "stack_bytes", "shared_bytes")
+        return replace(self, **named(other, sizes)) if other else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,10 +501,10 @@ class Profile:
 
 
 LED_BY = " led by "
-"""joins the operator of a proposal that followed figures of elsewhere with their sources, as `believed` reads them"""
+"""joins the operator of a proposal that followed figures of elsewhere with their sources (see `trusted_sources`)"""
 
 
-def believed(operator: str | None) -> tuple[str, ...]:
+def trusted_sources(operator: str | None) -> tuple[str, ...]:
     """Return the sources that a proposal followed, by its operator."""
     return tuple(filter(None, (operator or "").partition(LED_BY)[2].split(", ")))
 

@@ -64,12 +64,17 @@ def _escaped(character: str) -> str:
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Return numbers in order with neighbours joined: "trials 1 to 4, 7"."""
+    """Return numbers of trials in order with neighbours joined: "trials 1 to 4, 7"."""
+    known = set(numbers)
+    return f"{'trial' if len(known) == 1 else 'trials'} {ranges(known, ' to ', ', ')}"
+
+
+def ranges(numbers: Iterable[int], joint: str, between: str) -> str:
+    """Return numbers in order with neighbours joined, such as 1-4,7."""
     known = set(numbers)
     starts = sorted(n for n in known if n - 1 not in known)
     ends = sorted(n for n in known if n + 1 not in known)
-    parts = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
-    return f"{'trial' if len(known) == 1 else 'trials'} {', '.join(parts)}"
+    return between.join(f"{a}" if a == b else f"{a}{joint}{b}" for a, b in zip(starts, ends, strict=True))
 
 
 def number(value: float, digits: int = DIGITS) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,10 @@ from evoengine.cli.options import (
     reading,
     stored_problem_option,
 )
+from evoengine.cli.output import display, print_json, say
+from evoengine.cli.process import INTERRUPTED, stop_on_signal
 from evoengine.errors import NothingFound, UsageError, hint
+from evoengine.records import RefusedBaseline
 
 if TYPE_CHECKING:
     from evoengine.accuracy.page import Row
@@ -73,7 +77,6 @@ def accuracy(
         raise UsageError("--nvrtc, --samples and --jobs require --kernels DIR")
     if out is not None and not out.parent.is_dir():
         raise UsageError(f"cannot write {out}: there is no folder {out.parent}; name a file in one")
-    from evoengine.cli.output import say
 
     if kernels is not None:
         from evoengine.accuracy.rows import recorded_rows
@@ -101,7 +104,6 @@ def _own(db: str | None) -> tuple[list[Row], list[str], list[str]]:
 
 def _repredict(db: str | None, as_json: bool) -> int:
     from evoengine.accuracy.rows import predict_again
-    from evoengine.cli.output import print_json, say
     from evoengine.cli.progress import LiveProgress
     from evoengine.views.accuracy import again_json
 
@@ -119,7 +121,6 @@ def _repredict(db: str | None, as_json: bool) -> int:
 
 def _show(rows: list[Row], remarks: list[str], out: Path | None, as_json: bool) -> None:
     from evoengine.accuracy.page import page
-    from evoengine.cli.output import print_json, say
     from evoengine.views.accuracy import accuracy_json
 
     text = page(rows, remarks)
@@ -162,8 +163,6 @@ def measure(
     The binaries come from the ledger; no compiler is needed. The rank correlation of estimates and measurements is
     printed at the end. Without --problem and --gpu those of the last run are used.
     """
-    from evoengine.cli.output import print_json, stdout
-    from evoengine.cli.process import INTERRUPTED, stop_on_signal
     from evoengine.cli.progress import EventLog, LiveProgress, result_code
     from evoengine.tuning.measure import MeasureRun
     from evoengine.tuning.setup import register_kernel
@@ -182,26 +181,20 @@ def measure(
     if as_json:
         print_json(measured_json(measured))
     else:
-        stdout.print(ranking(dict(enumerate(measured.best, 1))))
+        display(ranking(dict(enumerate(measured.best, 1))))
     code = INTERRUPTED if measure_run.stopped else result_code(0, hint("best", db=db), live.say)
     live.end(measured.run, "interrupted" if measure_run.stopped else "all candidates done", code)
     return code
 
 
 def _baseline(baseline: AnyBaseline) -> str:
-    from evoengine.records import RefusedBaseline
-
     if isinstance(baseline, RefusedBaseline):
         return f"baseline {baseline.name} was not timed: {baseline.reason}"
     return f"baseline {baseline.name}: {baseline.tflops:,.4g} TFLOPS, {baseline.median_us:,.1f} µs"
 
 
-def _agreed(agreed: Agreement) -> list[str]:
-    lines = []
+def _agreed(agreed: Agreement) -> Iterator[str]:
     if agreed.spearman is not None:
-        lines.append(
-            f"rank correlation of estimates and times, {agreed.candidates} candidates: ρ {agreed.spearman:.2f}"
-        )
+        yield f"rank correlation of estimates and times, {agreed.candidates} candidates: ρ {agreed.spearman:.2f}"
     if agreed.regret is not None:
-        lines.append(f"the fastest of the 10 best estimates is {agreed.regret:.1%} slower than the fastest candidate")
-    return lines
+        yield f"the fastest of the 10 best estimates is {agreed.regret:.1%} slower than the fastest candidate"

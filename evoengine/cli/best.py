@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,13 @@ from evoengine.cli.options import (
     stored_problem_option,
     stored_problems_option,
 )
+from evoengine.cli.output import display, print_json, say
 from evoengine.errors import UsageError, hint
+from evoengine.gpu import find_gpu
+from evoengine.lineage import path
+from evoengine.publish.folder import require_writable
+from evoengine.records import Kind
+from evoengine.terms import kernel_class
 
 if TYPE_CHECKING:
     from evoengine.tuning.best import Best
@@ -144,7 +150,6 @@ class _Asked:
 
 def _show_dispatch_table(asked: _Asked) -> None:
     """Show the dispatch table of several problems, after exporting it if requested."""
-    from evoengine.cli.output import print_json, say, stdout
     from evoengine.tuning.dispatch_table import find_table
     from evoengine.views.results import kernels_table, problems_table, table_json, verdict
     from evoengine.workloads import expand
@@ -160,8 +165,8 @@ def _show_dispatch_table(asked: _Asked) -> None:
     if asked.as_json:
         print_json(table_json(found))
         return
-    stdout.print(problems_table(found))
-    stdout.print(kernels_table(found))
+    display(problems_table(found))
+    display(kernels_table(found))
     say(verdict(found))
 
 
@@ -176,7 +181,6 @@ def _require_several(asked: _Asked) -> None:
 
 
 def _export_table(asked: _Asked, folder: Path, problems: Sequence[str]) -> DispatchTable:
-    from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.exporting import export_table
 
@@ -215,10 +219,10 @@ def _ask_server(asked: _Asked, server: str) -> None:
 def _show_ranking(asked: _Asked) -> None:
     """Show the ranking of one problem, after exporting its best kernel if requested."""
     from evoengine.tuning.best import best as find
+    from evoengine.views.results import ranking_json
+    from evoengine.views.trials import one_trial_json
 
     if asked.folder:
-        from evoengine.publish.folder import require_writable
-
         require_writable(asked.folder)
     if asked.sign:
         from evoengine.publish.record import require_key
@@ -228,14 +232,15 @@ def _show_ranking(asked: _Asked) -> None:
     say_which(asked.db)
     if asked.folder:
         _export_best(asked, asked.folder, found)
-    if asked.as_json:
-        _print_json(found, as_list=bool(asked.top or asked.pareto))
-    else:
+    if not asked.as_json:
         _print_table(found)
+    elif asked.top or asked.pareto:
+        print_json(ranking_json(found))
+    else:
+        print_json(one_trial_json(found.candidates[0]))
 
 
 def _export_best(asked: _Asked, folder: Path, found: Best) -> None:
-    from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.exporting import export
 
@@ -251,12 +256,10 @@ def _export_best(asked: _Asked, folder: Path, found: Best) -> None:
             echo=live.say,
             on_stage=live.stage,
         )
-    for path in written:
-        say(f"wrote {path}")
+    _say_written(written)
 
 
 def _write_package(asked: _Asked) -> None:
-    from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.exporting import package
 
@@ -277,21 +280,15 @@ def _write_package(asked: _Asked) -> None:
             on_stage=live.stage,
         )
     say_which(asked.db)
-    for path in written:
-        say(f"wrote {path}")
+    _say_written(written)
 
 
-def _print_json(found: Best, as_list: bool) -> None:
-    from evoengine.cli.output import print_json
-    from evoengine.views.results import ranking_json
-    from evoengine.views.trials import one_trial_json
-
-    print_json(ranking_json(found) if as_list else one_trial_json(found.candidates[0]))
+def _say_written(files: Iterable[Path]) -> None:
+    for file in files:
+        say(f"wrote {file}")
 
 
 def _print_table(found: Best) -> None:
-    from evoengine.cli.output import say, stdout
-    from evoengine.records import Kind
     from evoengine.views.candidate_tables import ranking
     from evoengine.workloads.triton_kernel import config_code, is_triton
 
@@ -300,20 +297,18 @@ def _print_table(found: Best) -> None:
     say(f"{found.problem} on {found.gpu}: {figure.kind} figures, {figure.device}{policy}")
     if figure.kind is Kind.ESTIMATED and not figure.by_formula:
         from evoengine.sass.predict import error_of
-        from evoengine.terms import kernel_class
 
         for name in sorted({name for c in found.candidates if (name := kernel_class(c.ranked_by.terms))}):
             say(f"model, {error_of(name)}")
-    stdout.print(ranking(dict(enumerate(found.candidates, 1))))
+    display(ranking(dict(enumerate(found.candidates, 1))))
     first = found.candidates[0]
     if first.source is not None and is_triton(first.source.text):
-        stdout.print(f"trial {first.trial}: {config_code(first.config)}")
+        display(f"trial {first.trial}: {config_code(first.config)}")
     for apart in found.apart:
         say(str(apart))
 
 
 def _export_trial(asked: _Asked, trial: int) -> None:
-    from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.exporting import export_trial
 
@@ -330,13 +325,10 @@ def _export_trial(asked: _Asked, trial: int) -> None:
     with LiveProgress() as live:
         written = export_trial(asked.folder, trial, db=db, echo=live.say, on_stage=live.stage)
     say_which(db)
-    for path in written:
-        say(f"wrote {path}")
+    _say_written(written)
 
 
 def _write_fused_moe(asked: _Asked, folder: Path) -> None:
-    from evoengine.cli.output import say
-    from evoengine.gpu import find_gpu
     from evoengine.tuning.fused_moe import write_fused_moe
 
     db = asked.db
@@ -348,8 +340,7 @@ def _write_fused_moe(asked: _Asked, folder: Path) -> None:
     say_which(db)
     for sentence in left_out:
         say(f"left out: {sentence}")
-    for path in written:
-        say(f"wrote {path}")
+    _say_written(written)
 
 
 @click.command()
@@ -378,7 +369,6 @@ def report(gpu: str | None, problem: str | None, page: Path | None, db: str | No
 
 
 def _write_report(page: Path, gpu: str | None, problem: str | None, db: str | None) -> None:
-    from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.tuning.report import write_report
 
@@ -389,8 +379,6 @@ def _write_report(page: Path, gpu: str | None, problem: str | None, db: str | No
 
 
 def _print_report(gpu: str | None, problem: str | None, db: str | None, as_json: bool) -> None:
-    from evoengine.cli.output import print_json, say, stdout
-    from evoengine.lineage import path
     from evoengine.publish.report.overview import read_effects
     from evoengine.tuning.best import find_best
     from evoengine.views.candidate_tables import effects_table, lineage
@@ -408,10 +396,10 @@ def _print_report(gpu: str | None, problem: str | None, db: str | None, as_json:
     say(f"{found.problem} on {found.gpu}: {trials} trials, {first.ranked_by.kind} figures")
     for other in found.apart:
         say(str(other))
-    stdout.print(lineage(steps))
+    display(lineage(steps))
     if effects.effects:
-        stdout.print()
+        display()
         say(f"effects of knob changes, {effects}")
-        stdout.print(effects_table(effects.effects))
+        display(effects_table(effects.effects))
     else:
         say("no trial was derived from another: start points have no parents, and most samplers name none")

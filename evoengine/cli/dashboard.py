@@ -13,7 +13,9 @@ from wsgiref.simple_server import WSGIServer, make_server
 import click
 
 from evoengine.cli.options import db_option, reading
-from evoengine.errors import UsageError
+from evoengine.cli.output import say
+from evoengine.errors import UsageError, hint
+from evoengine.text import hide_passwords
 
 HOST = "127.0.0.1"
 
@@ -53,10 +55,7 @@ def dashboard(db: str | None, port: int) -> None:
     """
     from optuna_dashboard import wsgi
 
-    from evoengine.cli.output import say
-    from evoengine.errors import hint
     from evoengine.ledger.optuna.study import PROJECTING, artifact_store, optuna_storage, summarise_large_studies
-    from evoengine.text import hide_passwords
 
     with reading(db) as ledger:
         _require_free(port)

@@ -8,7 +8,10 @@ from pathlib import Path
 import click
 
 from evoengine.cli.options import CheckedGroup, db_option, reading, say_which
+from evoengine.cli.output import display, say
 from evoengine.errors import MachineError, NothingFound, UsageError, hint
+from evoengine.paths import chosen_database
+from evoengine.records import RUNNING
 
 
 @click.group(cls=CheckedGroup)
@@ -27,7 +30,6 @@ def check(repair: bool, db: str | None) -> None:
     SQLite also the structure of the file and the queries of views. Other commands check only the rows they show, and
     the whole ledger if it is small.
     """
-    from evoengine.cli.output import say, stdout
     from evoengine.cli.progress import LiveProgress
     from evoengine.ledger.check import find_faults, repair_ledger
     from evoengine.ledger.optuna.study import optuna_storage, repair_studies, study_faults
@@ -48,7 +50,7 @@ def check(repair: bool, db: str | None) -> None:
         summary = f"{ledger.count():,} trials"
     for fault in faults:
         remedy = "" if not fault.repairable else " (repaired)" if repair else " (--repair rebuilds it)"
-        stdout.print(f"{fault.what}{remedy}", markup=False, highlight=False, soft_wrap=True)
+        display(f"{fault.what}{remedy}", soft_wrap=True)
     lost = [fault for fault in faults if not fault.repairable]
     if lost:
         raise MachineError("the ledger is damaged beyond repair; restore it from a copy (db backup)")
@@ -64,11 +66,9 @@ def upgrade(db: str | None) -> None:
 
     Older versions cannot open an upgraded ledger; db backup makes a copy first.
     """
-    from evoengine.cli.output import say
     from evoengine.ledger.database import parse_url, schema_of
     from evoengine.ledger.schema import REVISIONS
     from evoengine.ledger.store import open_ledger
-    from evoengine.paths import chosen_database
 
     before = schema_of(parse_url(chosen_database(db)))
     with open_ledger(db, create=False) as ledger:
@@ -83,7 +83,6 @@ def upgrade(db: str | None) -> None:
 @db_option
 def backup(file: Path, db: str | None) -> None:
     """Copy the ledger to a new file. Searches may write to it meanwhile. The copy keeps its schema."""
-    from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
     from evoengine.ledger.database import back_up
 
@@ -117,7 +116,6 @@ def prune(keep: int, older_than: int | None, yes: bool, db: str | None) -> None:
     shrinks only if no other process has it open.
     """
     from evoengine.cli.history import agreed
-    from evoengine.cli.output import say
     from evoengine.ledger.check import prune as prune_ledger
     from evoengine.ledger.database import vacuum
 
@@ -138,10 +136,8 @@ def prune(keep: int, older_than: int | None, yes: bool, db: str | None) -> None:
 @db_option
 def rebuild_study(run: int, db: str | None) -> None:
     """Rebuild the Optuna study of a run from the ledger. Notes added in the dashboard are lost."""
-    from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress, say_missed
     from evoengine.ledger.optuna.study import optuna_storage, rebuild_studies
-    from evoengine.records import RUNNING
 
     with LiveProgress() as live, reading(db) as ledger:
         if ledger.find_run(run).status == RUNNING:

@@ -19,8 +19,12 @@ from evoengine.cli.options import (
     reading,
     stored_problem_option,
 )
+from evoengine.cli.output import display, print_json, print_json_list, say
 from evoengine.errors import NothingFound, UsageError, hint
-from evoengine.records import PENDING, Outcome
+from evoengine.lineage import path
+from evoengine.paths import write_atomically
+from evoengine.records import PENDING, Outcome, Rejection
+from evoengine.text import plain_lines
 
 if TYPE_CHECKING:
     from evoengine.ledger.read import Wanted
@@ -84,7 +88,6 @@ def history(
     as_json: bool,
 ) -> None:
     """List the trials in the ledger and their outcomes."""
-    from evoengine.cli.output import say
     from evoengine.ledger.read import Wanted
     from evoengine.space.expression import Where
 
@@ -105,7 +108,6 @@ def history(
         if csv_file:
             _write_csv(ledger, trials, csv_file)
         elif as_json:
-            from evoengine.cli.output import print_json_list
             from evoengine.views.trials import trial_json
 
             print_json_list("trials", map(trial_json, ledger.candidates_by_id(trials)))
@@ -128,11 +130,10 @@ def _print_tables(ledger: Ledger, trials: Sequence[int]) -> None:
 
     The first page of a million trials appears at once.
     """
-    from evoengine.cli.output import stdout
     from evoengine.views.candidate_tables import history_table
 
     for start in range(0, len(trials), PAGE):
-        stdout.print(history_table(list(ledger.lists.listed(trials[start : start + PAGE]))))
+        display(history_table(list(ledger.lists.listed(trials[start : start + PAGE]))))
 
 
 def _not_shown(shown: int, earlier: int | None) -> str:
@@ -141,8 +142,6 @@ def _not_shown(shown: int, earlier: int | None) -> str:
 
 
 def _write_csv(ledger: Ledger, trials: Sequence[int], file: Path) -> None:
-    from evoengine.cli.output import say
-    from evoengine.paths import write_atomically
     from evoengine.views.trials import csv_lines
 
     lines = csv_lines(ledger.candidates_by_id(trials), ledger.lists.knobs_of(trials))
@@ -179,7 +178,6 @@ def runs(context: click.Context, db: str | None, as_json: bool) -> None:
                 f"options of {context.invoked_subcommand} go after its name: evoengine runs remove N --db FILE"
             )
         return
-    from evoengine.cli.output import print_json, stdout
     from evoengine.views.candidate_tables import runs_table
     from evoengine.views.results import runs_json
 
@@ -188,7 +186,7 @@ def runs(context: click.Context, db: str | None, as_json: bool) -> None:
     if as_json:
         print_json(runs_json(found))
     elif found:
-        stdout.print(runs_table(found))
+        display(runs_table(found))
     else:
         raise NothingFound(f"the ledger holds no run: {hint('search', db=db)} starts one")
 
@@ -203,8 +201,6 @@ def remove(numbers: Sequence[int], yes: bool, db: str | None) -> None:
     The numbers of deleted runs and trials are not reused. A run cannot be deleted while it, or another run of the same
     problem on the same GPU, is in progress.
     """
-    from evoengine.cli.output import say
-
     wanted = list(dict.fromkeys(numbers))
     with reading(db) as ledger:
         known = {s.run.id: s for s in ledger.run_summaries() if s.run.id in wanted}
@@ -238,7 +234,6 @@ def compare(first: int, second: int, db: str | None, as_json: bool) -> None:
     The number of trials until one came within 5 % of the best figure of its kind is shown. Figures are compared only
     if problem, GPU, kind, device and measurement policy agree.
     """
-    from evoengine.cli.output import print_json, say, stdout
     from evoengine.tuning.comparison import compare_runs
     from evoengine.views.comparison import comparison_json, comparison_page
 
@@ -254,7 +249,7 @@ def compare(first: int, second: int, db: str | None, as_json: bool) -> None:
         if isinstance(remark_or_table, str):
             say(remark_or_table)
         else:
-            stdout.print(remark_or_table)
+            display(remark_or_table)
 
 
 @click.group(cls=CheckedGroup)
@@ -270,8 +265,6 @@ def revoke(trial: int, db: str | None) -> None:
 
     TRIAL and the trials that reused its outcome before do not change.
     """
-    from evoengine.cli.output import say
-
     with reading(db) as ledger:
         revoked = ledger.claims.revoke(trial)
     if revoked:
@@ -293,9 +286,7 @@ def revoke(trial: int, db: str | None) -> None:
 @json_option
 def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_json: bool) -> None:
     """Show one trial: outcome, configuration, resources, figure, gate cases and coverage."""
-    from evoengine.cli.output import print_json, stdout
-    from evoengine.lineage import path
-    from evoengine.text import plain_lines
+    from evoengine.cli.console import stdout
     from evoengine.views.candidate_page import candidate_page, profile_page
     from evoengine.views.candidate_tables import lineage
     from evoengine.views.trials import lineage_json, page_json
@@ -319,11 +310,11 @@ def show(trial: int, with_source: bool, with_lineage: bool, db: str | None, as_j
         if as_json:
             print_json(lineage_json(steps))
         else:
-            stdout.print(lineage(steps))
+            display(lineage(steps))
     elif as_json:
         print_json(page_json(candidate, profile, baselines))
     else:
-        stdout.print(candidate_page(candidate, baselines), *([profile_page(profile)] if profile else []))
+        display(candidate_page(candidate, baselines), *([profile_page(profile)] if profile else []))
 
 
 def _why_no_source(candidate: Candidate) -> str:
@@ -347,11 +338,8 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
     and the instructions with the longest stalls and their reasons. The profile is stored with the trial; evoengine show
     prints it.
     """
-    from evoengine.cli.output import print_json, stdout
     from evoengine.cli.progress import LiveProgress
     from evoengine.devices.driver import find_driver, supports_arch
-    from evoengine.errors import NothingFound
-    from evoengine.records import Rejection
     from evoengine.search.compilers import with_machine_code
     from evoengine.search.targets import target_of
     from evoengine.stages.profile import profile as take
@@ -383,4 +371,4 @@ def profile(trial: int, kernel: Path | None, db: str | None, as_json: bool) -> N
     if as_json:
         print_json(profile_json(trial, page))
     else:
-        stdout.print(profile_page(page))
+        display(profile_page(page))

@@ -9,21 +9,23 @@ from pathlib import Path
 import click
 
 from evoengine.cli.options import CheckedGroup, OneOf, cluster_option, complete_gpu, json_option
-from evoengine.errors import NothingFound, UsageError
+from evoengine.cli.output import display, print_json, say
+from evoengine.errors import MachineError, NothingFound, UsageError
 from evoengine.gpu import AUTO, known_gpus
+from evoengine.text import plain_lines
+from evoengine.tuning.doctor import check_machine
 
 
 @click.command()
 @json_option
 def problems(as_json: bool) -> None:
     """List the built-in workloads with the syntax of their problems and an example of each."""
-    from evoengine.cli.output import print_json, stdout
     from evoengine.views.boards import workloads_json, workloads_table
 
     if as_json:
         print_json(workloads_json())
     else:
-        stdout.print(workloads_table())
+        display(workloads_table())
 
 
 @click.command()
@@ -34,14 +36,13 @@ def gpus(as_json: bool) -> None:
     Peaks are from data sheets: dense fp16 tensor operations with FP32 accumulation. For other boards, pass --gpu-file
     to search or verify: a TOML file with one table as in evoengine/gpus.toml.
     """
-    from evoengine.cli.output import print_json, say, stdout
     from evoengine.views.boards import boards_json, gpus_remarks, gpus_table, known_boards
 
     known = known_boards()
     if as_json:
         print_json(boards_json(known))
         return
-    stdout.print(gpus_table(known.gpus, known.fitting))
+    display(gpus_table(known.gpus, known.fitting))
     for line in gpus_remarks(known):
         say(line)
 
@@ -50,9 +51,6 @@ def gpus(as_json: bool) -> None:
 @json_option
 def doctor(as_json: bool) -> int:
     """Check what this machine has and what is missing, with remedies. The exit code is 3 if a search cannot run."""
-    from evoengine.cli.output import print_json, say, stdout
-    from evoengine.errors import MachineError
-    from evoengine.tuning.doctor import check_machine
     from evoengine.views.boards import findings_json, findings_table
 
     found = check_machine()
@@ -60,7 +58,7 @@ def doctor(as_json: bool) -> int:
     if as_json:
         print_json(findings_json(able, found))
     else:
-        stdout.print(findings_table(found))
+        display(findings_table(found))
         times = all(f.here for f in found if f.name in ("GPU", "CUDA versions"))
         how = "times candidates on the GPU" if times else "gates on the CPU and ranks by estimate"
         say(f"a search here {how}" if able else "a search cannot run here until the marked items are fixed")
@@ -81,8 +79,6 @@ def cubins(file: Path, arch: int | None, entry: str | None, as_json: bool) -> No
 
     The file is parsed and never loaded: nothing in it is executed. Sizes are in bytes.
     """
-    from evoengine.cli.output import print_json, stdout
-    from evoengine.text import plain_lines
     from evoengine.views.foreign_kernels import cubins_json, cubins_table
     from evoengine.virtual.cubin_file import kernels_in, listing_of
 
@@ -98,7 +94,7 @@ def cubins(file: Path, arch: int | None, entry: str | None, as_json: bool) -> No
     if as_json:
         print_json(cubins_json(file, found))
     else:
-        stdout.print(cubins_table(found))
+        display(cubins_table(found))
 
 
 @click.group(cls=CheckedGroup)
@@ -111,7 +107,6 @@ def cluster() -> None:
 @json_option
 def status(cluster: str, as_json: bool) -> None:
     """List the nodes of a cluster with their versions, and the current task of each GPU."""
-    from evoengine.cli.output import print_json, say, stdout
     from evoengine.tuning.detached import cluster_status
     from evoengine.views.boards import cluster_json, cluster_remarks, nodes_table
 
@@ -119,7 +114,7 @@ def status(cluster: str, as_json: bool) -> None:
     if as_json:
         print_json(cluster_json(found))
         return
-    stdout.print(nodes_table(found))
+    display(nodes_table(found))
     for line in cluster_remarks(found):
         say(line)
 
@@ -167,7 +162,6 @@ def up(folder: Path, slurm: bool, k8s: bool, gpu: str, nodes: int, gpus: int, cp
 
     Nothing is submitted, and no existing file is overwritten. docs/fleet.md states the requirements.
     """
-    from evoengine.cli.output import say
     from evoengine.tuning.ray_cluster import KUBERNETES, SLURM, Cluster, write_files
 
     if slurm == k8s:

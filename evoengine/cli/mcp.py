@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from evoengine import __version__
 from evoengine.cli.options import db_option, kernel_option
-from evoengine.errors import MachineError
+from evoengine.errors import EvoengineError, MachineError, NothingFound, UsageError
+from evoengine.lineage import path
+from evoengine.views import jsonable
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -46,8 +49,6 @@ def server(db: str | None) -> MCPServer[Any]:
     """Return a server whose tools use the ledger `db`."""
     import anyio.to_thread
     from mcp.server.mcpserver import MCPServer
-
-    from evoengine import __version__
 
     made: MCPServer[Any] = MCPServer("evoengine", instructions=INSTRUCTIONS, version=__version__)
 
@@ -98,9 +99,6 @@ def _answer(function: Callable[..., dict[str, Any]], *args: Any) -> dict[str, An
     """Return a tool's answer as JSON values. Raises ToolError with the message of an EvoengineError."""
     from mcp.server.mcpserver.exceptions import ToolError
 
-    from evoengine.errors import EvoengineError
-    from evoengine.views import jsonable
-
     try:
         found: dict[str, Any] = jsonable(function(*args))
     except EvoengineError as error:
@@ -109,7 +107,6 @@ def _answer(function: Callable[..., dict[str, Any]], *args: Any) -> dict[str, An
 
 
 def _search(db: str | None, problem: str, gpu: str, trials: int) -> dict[str, Any]:
-    from evoengine.errors import UsageError
     from evoengine.tuning.tune import tune
     from evoengine.views.results import summary_json
 
@@ -128,7 +125,6 @@ def _best(db: str | None, problem: str | None, gpu: str | None) -> dict[str, Any
 def _verify(
     db: str | None, trial: int | None, config: dict[str, Any] | None, problem: str | None, gpu: str
 ) -> dict[str, Any]:
-    from evoengine.errors import UsageError
     from evoengine.tuning.verify import verify
     from evoengine.views.trials import verified_json
 
@@ -148,7 +144,6 @@ def _predict(db: str | None, config: dict[str, Any], problem: str, gpu: str) -> 
 
 
 def _profile(db: str | None, trial: int) -> dict[str, Any]:
-    from evoengine.errors import NothingFound
     from evoengine.ledger.store import open_ledger
     from evoengine.search.targets import target_of
     from evoengine.stages.profile import profile_without_gpu
@@ -163,7 +158,6 @@ def _profile(db: str | None, trial: int) -> dict[str, Any]:
 
 def _explain(db: str | None, trial: int) -> dict[str, Any]:
     from evoengine.ledger.store import open_ledger
-    from evoengine.lineage import path
     from evoengine.tuning.proposals import descendant, judged_json
     from evoengine.views.trials import lineage_steps
 

@@ -233,10 +233,7 @@ kernels_option = click.option(
     help="With several problems: maximum number of kernels that serve them.  [default: the best of each problem]",
 )
 stored_problem_option = click.option(
-    "--problem",
-    type=StoredProblemType(),
-    shell_complete=complete_problem,
-    help="Restrict the output to this problem.",
+    "--problem", type=StoredProblemType(), shell_complete=complete_problem, help="Restrict the output to this problem."
 )
 kernel_option = click.option(
     "--kernel",

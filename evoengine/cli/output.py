@@ -8,37 +8,29 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from textwrap import indent
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.style import Style
-from rich.text import Text
 
-from evoengine.text import plain, plain_lines
+from evoengine.text import plain
 from evoengine.views import SCHEMA, AnswerView, jsonable
 
-
-class Output(Console):
-    """A console without markup, emoji names or highlighting; `plain_lines` escapes control characters."""
-
-    def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
-
-    def render_str(self, text: str, *, style: str | Style = "", **_: Any) -> Text:
-        return Text(plain_lines(text), style=style)
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
-stderr = Output(stderr=True)
-stdout = Output()
-if not stdout.is_terminal:
-    # tables in pipes and files keep all columns
-    stdout.width = 100_000
-
-
-def say(text: str, style: str | None = None) -> None:
+def say(text: str) -> None:
     """Print one line on stderr."""
-    stderr.print(plain(text), style=style, soft_wrap=True)
+    from evoengine.cli.console import stderr
+
+    stderr.print(plain(text), soft_wrap=True)
+
+
+def display(*parts: RenderableType, soft_wrap: bool = False) -> None:
+    """Print tables and text on stdout."""
+    from evoengine.cli.console import stdout
+
+    stdout.print(*parts, soft_wrap=soft_wrap)
 
 
 def print_json(answer: AnswerView) -> None:

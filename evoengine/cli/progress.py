@@ -19,7 +19,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from evoengine.cli.output import print_json, say, stderr, stdout
+from evoengine.cli.console import stderr
+from evoengine.cli.output import display, print_json, say
 from evoengine.cli.process import INTERRUPTED, reader_exited, unwritten
 from evoengine.errors import EvoengineError, MachineError, hint
 from evoengine.records import Candidate, Outcome
@@ -287,7 +288,7 @@ def _print_ranking(result: SearchResult, db: str | None, following: Sequence[str
     found, unranked = result.best, result.progress.outcomes[Outcome.UNRANKED]
     history = hint("history", run=result.run, db=db)
     if found:
-        stdout.print(ranking(_shown(found)))
+        display(ranking(_shown(found)))
         estimated = found[0].outcome is Outcome.ESTIMATED
         remark = ["figures marked est. are predicted, not measured"] if estimated else []
         echo(f"next: {'   ·   '.join([*following, *remark])}")
@@ -316,7 +317,7 @@ def say_missed(
 ) -> None:
     if missed:
         why = next(iter(missed.values()))
-        echo(f"missing from the study of optuna-dashboard: trials {spans(missed)} ({why}); {remedy}")
+        echo(f"missing from the study of optuna-dashboard: {spans(missed)} ({why}); {remedy}")
 
 
 def _shown(found: Sequence[Candidate]) -> dict[int, Candidate]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from evoengine.cli.options import RECORDED, connect
-from evoengine.cli.output import print_json, say, stdout
+from evoengine.cli.output import display, print_json, say
 from evoengine.cli.process import INTERRUPTED
 from evoengine.cli.progress import LiveProgress
 from evoengine.errors import MachineError, NothingFound, UsageError, hint
@@ -75,7 +75,7 @@ def _watched(client: Client, job: JobInfo, back: str, as_json: bool) -> int:
         }
         print_json(summary)
     elif found:
-        stdout.print(sent_ranking(found))
+        display(sent_ranking(found))
     return 0 if found else 1
 
 
@@ -98,7 +98,7 @@ def best(
         print_json(cast("AnswerView", {"schema": SCHEMA, **sent}))
         return
     say(f"{ranking['problem']} on {ranking['gpu']}, of {server}")
-    stdout.print(sent_ranking(found))
+    display(sent_ranking(found))
 
 
 Say = Callable[[str], None]

@@ -32,6 +32,8 @@ from evoengine.cli.options import (
     templates_option,
     triton_option,
 )
+from evoengine.cli.output import display, print_json, say
+from evoengine.cli.process import INTERRUPTED, stop_on_signal
 from evoengine.errors import EvoengineError, UsageError, did_you_mean, hint
 from evoengine.gpu import AUTO
 from evoengine.search import samplers
@@ -180,7 +182,6 @@ def search(
         from evoengine.cli.progress import EventLog
     here = not (options["cluster"] or write_space or options["device"].startswith(RECORDED))
     with EventLog() if log_json else LiveProgress() as live, _begun_build(here) as begun:
-        from evoengine.cli.process import stop_on_signal
         from evoengine.cli.progress import print_summary
         from evoengine.tuning.search import SearchOptions
         from evoengine.tuning.tune import prepare, prepare_all
@@ -189,7 +190,10 @@ def search(
         if set_of:
             return _search_set(asked[0], set_of, kernels, live, as_json)
         if write_space:
-            return _write_space(asked[0], write_space, live)
+            from evoengine.tuning.search import write_space as write
+
+            live.say(f"wrote a space of {write(asked[0], write_space):,} configurations to {write_space}")
+            return 0
         if detach:
             return _detach(asked, live)
         if len(asked) > 1:
@@ -236,8 +240,6 @@ def _several(
 
 
 def _search_set(asked: SearchOptions, problems: tuple[str, ...], kernels: int | None, live: Live, as_json: bool) -> int:
-    from evoengine.cli.output import print_json, say, stdout
-    from evoengine.cli.process import INTERRUPTED, stop_on_signal
     from evoengine.tuning.tune import SetSearch
     from evoengine.views.results import kernels_table, problems_table, table_json, verdict
 
@@ -250,8 +252,8 @@ def _search_set(asked: SearchOptions, problems: tuple[str, ...], kernels: int | 
     if as_json:
         print_json(table_json(result.table))
     else:
-        stdout.print(problems_table(result.table))
-        stdout.print(kernels_table(result.table))
+        display(problems_table(result.table))
+        display(kernels_table(result.table))
     say(verdict(result.table))
     return 0
 
@@ -266,13 +268,6 @@ def _begun_build(here: bool) -> Iterator[FirstBuild | None]:
 
     with closing(FirstBuild()) as begun:
         yield begun
-
-
-def _write_space(asked: SearchOptions, file: Path, live: Live) -> int:
-    from evoengine.tuning.search import write_space
-
-    live.say(f"wrote a space of {write_space(asked, file):,} configurations to {file}")
-    return 0
 
 
 def _detach(asked: Sequence[SearchOptions], live: Live) -> int:
@@ -315,21 +310,7 @@ def _elsewhere(
         raise UsageError(f"--job {job} requires --server, the service that runs it")
     if len(gpus) > 1:
         raise UsageError(f"--gpu is given {len(gpus)} times; --server takes one value")
-    own = (
-        "gpu_file",
-        "kernel",
-        "triton",
-        "call",
-        "reference",
-        "space",
-        "templates",
-        "db",
-        "jobs",
-        "cluster",
-        "timeout",
-        "clock",
-        "remeasure",
-    )
+    own = "gpu_file kernel triton call reference space templates db jobs cluster timeout clock remeasure".split()
     refuse_beside(server, **here_alone, **{name: options[name] for name in own})
     if job is not None:
         return remote.follow(server, job, as_json)
@@ -392,7 +373,6 @@ def propose(
     Each text is compiled and run in a jail (bubblewrap), and gated and predicted as a search's candidates are. Grid,
     block, shapes and reference stay those of the kernel. The ledger keeps each proposal with its parent.
     """
-    from evoengine.cli.output import print_json, stdout
     from evoengine.cli.progress import LiveProgress, result_code
     from evoengine.tuning.propose import propose as run
     from evoengine.views.candidate_tables import ranking
@@ -416,5 +396,5 @@ def propose(
     if as_json:
         print_json(proposed_json(found))
     elif found.best:
-        stdout.print(ranking(dict(enumerate(found.best, 1))))
+        display(ranking(dict(enumerate(found.best, 1))))
     return result_code(0 if found.best else 1, hint("best", db=db), live.say)

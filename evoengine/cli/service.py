@@ -16,11 +16,13 @@ from evoengine.cli.options import (
     say_which,
     server_option,
 )
+from evoengine.cli.output import display, print_json, say
 from evoengine.errors import MachineError
 from evoengine.search import samplers
+from evoengine.views import SCHEMA, fields_of, utc
 
 if TYPE_CHECKING:
-    from evoengine.views.service import QueuedJobsView, QueuedJobView, TokenListView, TokenView
+    from evoengine.views.service import QueuedJobsView, QueuedJobView
 
 SCOPES = ("read", "submit", "work", "propose", "admin")
 
@@ -43,8 +45,6 @@ def serve(host: str | None, port: int | None, trusted_proxy: str | None, check: 
     On the loopback address no token is needed; on any other address every client needs one (evoengine token). Servers
     that share a PostgreSQL database share the jobs. docs/service.md describes the settings.
     """
-    from evoengine.cli.output import say
-
     try:
         from evoengine.service.app import serve as run
         from evoengine.service.settings import load_settings
@@ -93,28 +93,16 @@ def new(name: str, scope: str, days: float | None, db: str | None) -> None:
 @json_option
 def list_(db: str | None, as_json: bool) -> None:
     """List the tokens with their scope, expiry and last use."""
-    from evoengine.cli.output import print_json, stdout
     from evoengine.ledger.store import open_ledger
     from evoengine.service.access import Tokens
-    from evoengine.views import SCHEMA, utc
+    from evoengine.views.service import TokenListView, TokenView
     from evoengine.views.tables import Column, Table
 
     with open_ledger(db, create=False) as ledger:
         say_which(db)
         known = Tokens(ledger).all()
     if as_json:
-        tokens: list[TokenView] = [
-            {
-                "name": t.name,
-                "scope": t.scope,
-                "expired": t.expired,
-                "created_at": t.created_at,
-                "expires_at": t.expires_at,
-                "used_at": t.used_at,
-            }
-            for t in known
-        ]
-        listed: TokenListView = {"schema": SCHEMA, "tokens": tokens}
+        listed: TokenListView = {"schema": SCHEMA, "tokens": [fields_of(token, TokenView) for token in known]}
         print_json(listed)
         return
     columns = [Column(name) for name in ("name", "scope", "created", "expires", "last used")]
@@ -128,7 +116,7 @@ def list_(db: str | None, as_json: bool) -> None:
         ]
         for t in known
     ]
-    stdout.print(Table(columns, lines))
+    display(Table(columns, lines))
 
 
 @token.command()
@@ -136,7 +124,6 @@ def list_(db: str | None, as_json: bool) -> None:
 @db_option
 def revoke(name: str, db: str | None) -> None:
     """Revoke a token. Running servers refuse it within seconds."""
-    from evoengine.cli.output import say
     from evoengine.ledger.store import open_ledger
     from evoengine.service.access import Tokens
 
@@ -186,8 +173,6 @@ def retune(
     Problems with results on similar boards come first. Each search starts from the best configurations of the nearest
     problems and boards. Problems that already have a job are skipped.
     """
-    from evoengine.cli.output import print_json, say, stdout
-    from evoengine.views import SCHEMA
     from evoengine.views.tables import Column, Table
 
     asked: dict[str, object] = {
@@ -213,7 +198,7 @@ def retune(
     say(f"queued {len(jobs)} jobs for {gpu}; evoengine serve runs them" if jobs else "there is nothing left to queue")
     if jobs:
         columns = [Column("job", right=True), Column("problem", folds=True, least=20), Column("state")]
-        stdout.print(Table(columns, [[str(number), problem, state] for number, problem, state in jobs]))
+        display(Table(columns, [[str(number), problem, state] for number, problem, state in jobs]))
 
 
 def _queued(gpu: str, asked: dict[str, object], db: str | None) -> list[tuple[int, str, str]]:

@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from evoengine import __version__
 from evoengine.cli.options import OneOf, db_option, reading
+from evoengine.cli.output import say
 from evoengine.errors import UsageError, hint
+from evoengine.gpu_file import stored_fields
+from evoengine.paths import write_atomically
+from evoengine.records import Device, Kind, Run
+from evoengine.text import command_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +56,6 @@ def new(folder: Path, source: str | None, reference: Path | None, entry: str | N
     Importing a script executes it, and a search executes the kernel, its template and its reference: use only files
     that you trust.
     """
-    from evoengine.cli.output import say
     from evoengine.formats.folder import write_folder
     from evoengine.formats.importers import make_folder
 
@@ -71,7 +76,6 @@ def import_(file: Path, db: str | None) -> None:
     from evoengine.ledger.optuna.study import optuna_storage, rebuild
     from evoengine.ledger.store import open_ledger
     from evoengine.ledger.transfer import import_run
-    from evoengine.text import printable
 
     with LiveProgress() as live:
         live.stage("reading the file")
@@ -94,7 +98,6 @@ def _marked(whole: RunHistory, ledger: Ledger) -> RunHistory:
 
     Raises UsageError if the ledger has a different GPU under the name of the one that the file describes.
     """
-    from evoengine.gpu_file import stored_fields
     from evoengine.publish.imported import mark_suspect
     from evoengine.search.targets import stored_gpu, stored_target
     from evoengine.tuning.boards import require_same_board
@@ -115,7 +118,6 @@ def _own(file: Path) -> Found | None:
     from evoengine.ledger.rows import most_trusted_kind
     from evoengine.publish.t4 import from_t4
     from evoengine.search.recorded import load, occurring
-    from evoengine.text import printable
 
     try:
         whole = from_t4(load(file))
@@ -134,11 +136,8 @@ def _own(file: Path) -> Found | None:
 
 def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
     """Read a run that another tuner recorded."""
-    from evoengine import __version__
     from evoengine.ledger.transfer import CandidateHistory, RunHistory
-    from evoengine.records import Device, Kind, Run
     from evoengine.search.recorded import REPLAY_OBJECTIVE, device_of, entries, problem_of, read_recorded
-    from evoengine.text import command_line, printable
     from evoengine.tuning.recorded import echo_oddities
 
     space, now = read_recorded(file), datetime.now(UTC)
@@ -173,9 +172,7 @@ def _recorded(file: Path, echo: Callable[[str], None]) -> Found:
 @db_option
 def export(file: Path, kind: str, run: int | None, db: str | None) -> None:
     """Write a run to a T4 file, the common format of auto-tuners, for other tools or another ledger."""
-    from evoengine.cli.output import say
     from evoengine.ledger.transfer import read_run
-    from evoengine.paths import write_atomically
     from evoengine.publish.t4 import to_t4
 
     with reading(db) as ledger:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evoengine.cli.output import print_json, say, stdout
+from evoengine.cli.output import display, print_json, say
 from evoengine.errors import UsageError
 from evoengine.sass.predict import Prediction
 from evoengine.text import number
@@ -37,11 +37,11 @@ def verify_cubin(
     if as_json:
         print_json(cubin_answer(file, key, seed, found))
         return 0 if found.wrong is None else 1
-    stdout.print(cubins_table([one.kernel for one in found.launches]))
-    stdout.print(_launches(found, key))
+    display(cubins_table([one.kernel for one in found.launches]))
+    display(_launches(found, key))
     for one in found.launches:
         if one.figures:
-            stdout.print(profile_page(profile_of(one, key)))
+            display(profile_page(profile_of(one, key)))
     for line in _cubin_remarks(found, reference is not None):
         say(line)
     say(f"{'not correct' if found.wrong else 'correct'} · seed {seed}")
@@ -94,7 +94,7 @@ def verify_triton(
     if as_json:
         print_json(triton_answer(target, on.key, seed, found))
         return 0 if correct else 1
-    stdout.print(table(found, on.key))
+    display(table(found, on.key))
     for line in remarks(found, is_served(host) or reference is not None):
         say(line)
     if exact:

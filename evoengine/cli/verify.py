@@ -27,9 +27,10 @@ from evoengine.cli.options import (
     templates_option,
     triton_option,
 )
+from evoengine.cli.output import display, print_json, say
 from evoengine.errors import UsageError
 from evoengine.gpu import AUTO
-from evoengine.records import Config
+from evoengine.records import GATE_VERSION, Config
 from evoengine.sandbox.untrusted import parse_json, read_limited_text
 
 if TYPE_CHECKING:
@@ -178,9 +179,7 @@ def _verify_configuration(context: click.Context, text: str, options: Mapping[st
 
 
 def _verify_record(record: Path, key: Path | None, as_json: bool) -> int:
-    from evoengine.cli.output import say
     from evoengine.cli.progress import LiveProgress
-    from evoengine.records import GATE_VERSION
     from evoengine.tuning.verify import verify_record
 
     with LiveProgress() as live:
@@ -194,7 +193,6 @@ def _verify_record(record: Path, key: Path | None, as_json: bool) -> int:
 
 
 def _print_verdict(verified: Verified, as_json: bool) -> None:
-    from evoengine.cli.output import print_json, say, stdout
     from evoengine.views.candidate_page import cases
     from evoengine.views.trials import verified_json
 
@@ -204,7 +202,7 @@ def _print_verdict(verified: Verified, as_json: bool) -> None:
         print_json(verified_json(candidate, verified.seed, verified.correct, remark))
         return
     for verdict in candidate.verdicts:
-        stdout.print(cases(verdict))
+        display(cases(verdict))
     if verified.on_cpu:
         say(str(verified.on_cpu))
     say(f"{'correct' if verified.correct else verified.why_not} · seed {verified.seed}")

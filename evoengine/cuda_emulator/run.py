@@ -218,10 +218,7 @@ def _contents(calls: Round, tensors: Mapping[str, _Tensor], first: bool) -> list
 
 
 def _call(
-    entry: str,
-    launch: Launch,
-    arguments: Sequence[Argument | PassedParameter],
-    tensors: Mapping[str, _Tensor],
+    entry: str, launch: Launch, arguments: Sequence[Argument | PassedParameter], tensors: Mapping[str, _Tensor]
 ) -> bytes:
     constants = sum(isinstance(a, ConstantArgument) for a in arguments)
     every, arguments = arguments, [a for a in arguments if is_passed(a) or isinstance(a, ConstantArgument)]

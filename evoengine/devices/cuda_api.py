@@ -147,17 +147,17 @@ class _Owned:
 
 
 @cache
-def _primary_context(index: int) -> ctypes.c_void_p:
+def _primary_context() -> ctypes.c_void_p:
     device, context = ctypes.c_int(), ctypes.c_void_p()
     call("cuInit", 0)
-    call("cuDeviceGet", ctypes.byref(device), index)
+    call("cuDeviceGet", ctypes.byref(device), 0)
     call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     return context
 
 
-def use_primary_context(index: int = 0) -> None:
-    """Make the device's primary context, which torch shares, current for the calling thread."""
-    call("cuCtxSetCurrent", _primary_context(index))
+def use_primary_context() -> None:
+    """Make the first device's primary context, which torch shares, current for the calling thread."""
+    call("cuCtxSetCurrent", _primary_context())
 
 
 def device_name(index: int = 0) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -47,6 +48,13 @@ def classify_reading(
     return Reading(sm_mhz, temperature_c, held_back, throttled, watts)
 
 
+def _library() -> ModuleType | None:
+    try:
+        return import_module("pynvml")
+    except ImportError:
+        return None
+
+
 def _handle(nvml: ModuleType, uuid: str) -> object:
     """Return NVML's handle of the GPU with that UUID; for a MIG instance, that of its GPU, which alone has sensors."""
     nvml.nvmlInit()
@@ -81,9 +89,8 @@ class Sensors:
 
 def open_sensors(uuid: str) -> Sensors | str:
     """Return the sensors, or why there are none."""
-    try:
-        nvml = import_module("pynvml")
-    except ImportError:
+    nvml = _library()
+    if nvml is None:
         return "clocks are not logged: pip install nvidia-ml-py"
     try:
         return Sensors(nvml, uuid)
@@ -96,26 +103,22 @@ def settings(uuid: str) -> dict[str, str]:
 
     These are the power limit, in which cards of one name differ, and whether MIG is on.
     """
-    try:
-        nvml = import_module("pynvml")
-    except ImportError:
-        return {}
     found: dict[str, str] = {}
-    try:
+    nvml = _library()
+    if nvml is None:
+        return found
+    with suppress(nvml.NVMLError):  # most GPUs do not support MIG, and some no power limit
         handle = _handle(nvml, uuid)
         found["power limit"] = f"{nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000:.0f} W"
         current, _ = nvml.nvmlDeviceGetMigMode(handle)
         found["MIG"] = "on" if current == nvml.NVML_DEVICE_MIG_ENABLE else "off"
-    except nvml.NVMLError:  # most GPUs do not support MIG, and some no power limit
-        pass
     return found
 
 
 def other_processes(uuid: str) -> list[int]:
     """Return the ids of other processes that compute on the GPU, as far as NVML reports them."""
-    try:
-        nvml = import_module("pynvml")
-    except ImportError:
+    nvml = _library()
+    if nvml is None:
         return []
     try:
         running = nvml.nvmlDeviceGetComputeRunningProcesses(_handle(nvml, uuid))

@@ -12,13 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evoengine.devices.base import (
-    ConstantArgument,
-    PassedParameter,
-    ScratchParameter,
-    TensorArgument,
-    TensorParameter,
-)
+from evoengine.devices.base import ConstantArgument, PassedParameter, ScratchParameter, TensorArgument, TensorParameter
 from evoengine.records import Launch
 
 PAGE = 4096

@@ -212,19 +212,14 @@ def _axes(target: Target) -> dict[str, int]:
 
 def _inputs(target: Target) -> dict[str, dict[str, Any]]:
     workload, problem = target.workload, target.problem
-    found: dict[str, dict[str, Any]] = {}
-    for parameter in workload.parameters(problem, {}):
-        if isinstance(parameter, TensorParameter) and not parameter.output:
-            found[parameter.name] = {"type": "random"}
     if isinstance(workload, FolderWorkload) and isinstance(problem, FolderProblem):
         draws = workload.definition.draws_for(problem)
-        scalars = {
-            i.name: {"type": "scalar", "value": draws[i.name].value}
+        return {
+            i.name: {"type": "scalar", "value": draws[i.name].value} if i.shape is None else {"type": "random"}
             for i in workload.definition.inputs
-            if i.shape is None
         }
-        return {i.name: scalars.get(i.name, {"type": "random"}) for i in workload.definition.inputs}
-    return found
+    parameters = workload.parameters(problem, {})
+    return {p.name: {"type": "random"} for p in parameters if isinstance(p, TensorParameter) and not p.output}
 
 
 def _host(candidate: Candidate, target: Target) -> str:

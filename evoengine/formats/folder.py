@@ -140,8 +140,8 @@ def inside(folder: Path, name: object, what: str) -> Path:
 
 RUNNER = Path(__file__).with_name("script_runner.py")
 SCRIPT_SECONDS = 120.0
+"""generous, because a script creates the arrays on which its kernel is tuned"""
 HELD = Held(processes=256, bytes=16 << 30)
-"""seconds; generous, because a script creates the arrays on which its kernel is tuned"""
 TAIL_BYTES = 2000
 MAX_NOTES = 16 << 20
 """limit of a description in bytes: the text of a kernel and some numbers"""

@@ -31,12 +31,7 @@ _UNSIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}
 _NOT_TAKEN = ("metrics", "observers")
 _LANGUAGES = ("CUDA", "CUPY", "NVCUDA", "HIP", "C")
 """languages whose kernels may be CUDA"""
-_DEFINED = {
-    "kernel_tuner": "1",
-    "grid_size_x": "gridDim.x",
-    "grid_size_y": "gridDim.y",
-    "grid_size_z": "gridDim.z",
-}
+_DEFINED = {"kernel_tuner": "1", "grid_size_x": "gridDim.x", "grid_size_y": "gridDim.y", "grid_size_z": "gridDim.z"}
 """macros that Kernel Tuner defines in addition to the parameters"""
 _PRECISIONS = {"half": "float16", "__half": "float16", "float": "float32", "double": "float64"}
 

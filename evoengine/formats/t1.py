@@ -61,8 +61,8 @@ def import_t1(file: Path, name: str, reference: str | None) -> NewFolder:
         knobs=knobs,
         arguments=arguments,
         conditions=[str(c.get("Expression", c)) if isinstance(c, dict) else str(c) for c in _list(space, "Conditions")],
-        block=_sizes(spec.get("LocalSize"), "1"),
-        problem_size=_sizes(spec.get("GlobalSize"), "1"),
+        block=_sizes(spec.get("LocalSize")),
+        problem_size=_sizes(spec.get("GlobalSize")),
         shared=str(spec.get("SharedMemory") or 0),
         constants={a.name: a.name for a in arguments if not a.is_parameter} | _copies(spec, text, arguments),
         remarks=remarks,
@@ -107,12 +107,12 @@ def _knobs(file: Path, space: dict[str, Any], spec: dict[str, Any], remarks: lis
     return knobs
 
 
-def _sizes(value: Any, default: str) -> list[str]:
+def _sizes(value: Any) -> list[str]:
     if isinstance(value, dict):
-        return [str(value.get(d, default)) for d in _DIRECTIONS]
+        return [str(value.get(d, 1)) for d in _DIRECTIONS]
     if isinstance(value, list):
-        return [*map(str, value), default, default][:3]
-    return [str(value) if value is not None else default, default, default]
+        return [*map(str, value), "1", "1"][:3]
+    return ["1" if value is None else str(value), "1", "1"]
 
 
 def _grid(spec: dict[str, Any], kernel: TunedKernel) -> None:
@@ -122,18 +122,13 @@ def _grid(spec: dict[str, Any], kernel: TunedKernel) -> None:
     """
     divisors = [[str(d) for d in _list(spec, f"GridDiv{d}")] for d in _DIRECTIONS]
     if any(divisors) and spec.get("ProblemSize") is not None:
-        kernel.problem_size, kernel.grid_div = _sizes(spec["ProblemSize"], "1"), divisors
+        kernel.problem_size, kernel.grid_div = _sizes(spec["ProblemSize"]), divisors
     elif spec.get("GlobalSizeType") in ("OpenCL", "Vulkan"):
         kernel.grid_div = [[size] for size in kernel.block]
 
 
 def _arguments(
-    file: Path,
-    spec: dict[str, Any],
-    knobs: Mapping[str, Sequence[Any]],
-    text: str,
-    entry: str,
-    remarks: list[str],
+    file: Path, spec: dict[str, Any], knobs: Mapping[str, Sequence[Any]], text: str, entry: str, remarks: list[str]
 ) -> list[Argument]:
     declared, uses = parameters_of(text, entry), pointer_uses(text, entry)
     found: list[Argument] = []
@@ -183,7 +178,7 @@ def _with_sizes(text: str, spec: dict[str, Any], knobs: Mapping[str, Sequence[An
         if numbers:
             text = re.sub(rf"\bmin\s*\(\s*{knob}\s*\)", str(min(numbers)), text)
             text = re.sub(rf"\bmax\s*\(\s*{knob}\s*\)|\b{knob}\b", str(max(numbers)), text)
-    sizes = _sizes(spec.get("ProblemSize"), "1")
+    sizes = _sizes(spec.get("ProblemSize"))
     indexed = re.sub(r"\bProblemSize\s*\[\s*([012])\s*\]", lambda found: f"({sizes[int(found[1])]})", text)
     return re.sub(r"\bProblemSize\b(?!\s*\[)", f"({sizes[0]})", indexed)
 

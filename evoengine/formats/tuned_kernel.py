@@ -194,7 +194,7 @@ def folder_of(kernel: TunedKernel, reference: str | None) -> NewFolder:
     names = {*kernel.knobs, *axes}
     rules = _rules(kernel, names)
     grid = [_grid(kernel, axes, names, i) for i in range(3)]
-    block = [_launch_size(kernel, text, names, "1") for text in kernel.block]
+    block = [_launch_size(kernel, text, names) for text in kernel.block]
     text = extern_c(kernel.text, kernel.entry)
     start = first_configuration(kernel.knobs, rules, axes)
     given: Any = reference
@@ -411,7 +411,7 @@ NAIVE_THREADS = 128
 def _problem_extent(kernel: TunedKernel, axes: Mapping[str, int], names: set[str], i: int) -> str:
     size = kernel.problem_size[i] if i < len(kernel.problem_size) else "1"
     by_value = {str(value): name for name, value in axes.items()}
-    return _launch_size(kernel, by_value.get(size.strip(), size), names, "1")
+    return _launch_size(kernel, by_value.get(size.strip(), size), names)
 
 
 def _own_reference(
@@ -438,7 +438,7 @@ def _answering_reference(kernel: TunedKernel, sizes: Sizes) -> dict[str, Any]:
     """Return the kernel of one configuration as a reference of problem.json."""
     start, names = {knob: values[0] for knob, values in kernel.knobs.items()}, {*kernel.knobs, *sizes.axes}
     grid = [_grid(kernel, sizes.axes, names, i) for i in range(3)]
-    block = [_launch_size(kernel, text, names, "1") for text in kernel.block]
+    block = [_launch_size(kernel, text, names) for text in kernel.block]
     made = _own_reference(extern_c(kernel.text, kernel.entry), kernel, start, sizes, block, grid)
     first_line = "// What candidates are compared with.\n"
     text = first_line + made["text"].partition("\n")[2]
@@ -462,12 +462,12 @@ def _grid(kernel: TunedKernel, axes: Mapping[str, int], names: set[str], i: int)
     return f"ceil_div({spelled}, {' * '.join(f'({d})' for d in divisors)})" if divisors else spelled
 
 
-def _launch_size(kernel: TunedKernel, text: str, names: set[str], default: str) -> str:
+def _launch_size(kernel: TunedKernel, text: str, names: set[str]) -> str:
     try:
         return expression_of(text, names)
     except NotLiteral as error:
-        kernel.remarks.append(f"a size of the launch, {error}; space.toml has {default} there")
-        return default
+        kernel.remarks.append(f"a size of the launch, {error}; space.toml has 1 there")
+        return "1"
 
 
 def require_divisors(kernel: TunedKernel) -> None:

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
 
 CHECKED_TRIALS = 2000
-"""a ledger of more is not looked through when it is opened: that would take longer than most commands do"""
+"""a ledger of more is not checked when it is opened: that would take longer than most commands do"""
 OF_LARGE: tuple[type[Base], ...] = (RunRow, BaselineRow)
-"""tables that are looked through nevertheless: they have few rows, by which many others are chosen"""
+"""tables that are checked nevertheless: they have few rows, by which many others are chosen"""
 MOST_OF_A_TABLE = 5
 """faults that are reported of one table"""
 

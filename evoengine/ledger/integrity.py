@@ -36,6 +36,7 @@ from evoengine.ledger.tables import (
     UtcDateTime,
     VerdictRow,
 )
+from evoengine.text import ranges
 
 TIME = "%Y-%m-%d %H:%M:%S.%f"
 """as SQLite keeps a time, in UTC"""
@@ -325,13 +326,7 @@ def _held(connection: sa.Connection, run: int) -> Numbers:
 
 def spelt(numbers: Mapping[str, set[int]]) -> str:
     """Return the numbers as text: `candidates 1-3,7; verdicts 2`."""
-    return "; ".join(f"{table} {_spans(of_table)}" for table, of_table in sorted(numbers.items()) if of_table)
-
-
-def _spans(numbers: set[int]) -> str:
-    firsts = sorted(n for n in numbers if n - 1 not in numbers)
-    lasts = sorted(n for n in numbers if n + 1 not in numbers)
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True))
+    return "; ".join(f"{table} {ranges(of_table, '-', ',')}" for table, of_table in sorted(numbers.items()) if of_table)
 
 
 def read(rows: str) -> Numbers:

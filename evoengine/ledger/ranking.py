@@ -508,6 +508,11 @@ class ComparisonKey:
         return precedence(self.kind, self.model == FORMULA, self.is_sustained), self.device, str(self.policy)
 
 
+def key_of(figure: Measurement) -> ComparisonKey:
+    model = model_of(figure.terms) if figure.kind is Kind.ESTIMATED else None
+    return ComparisonKey(figure.kind, model, figure.device, figure.policy)
+
+
 @dataclass(frozen=True, slots=True)
 class Timed:
     """A figure of a trial: the time by which it is compared, in µs, and the speed, where the operations are known."""
@@ -526,5 +531,4 @@ def read_times(reading: Reading, trials: Sequence[int]) -> Iterator[Timed]:
             rows = session.execute(of_batch.order_by(MeasurementRow.id)).all()
         for _, trial, m in (read_figure(row, ("predicted",)) for row in rows):
             if not m.suspect:
-                model = model_of(m.terms) if m.kind is Kind.ESTIMATED else None
-                yield Timed(trial, ComparisonKey(m.kind, model, m.device, m.policy), m.compared_us, m.tflops)
+                yield Timed(trial, key_of(m), m.compared_us, m.tflops)

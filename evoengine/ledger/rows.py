@@ -54,6 +54,7 @@ from evoengine.records import (
     Run,
     Source,
     Verdict,
+    named,
     precedence,
 )
 
@@ -239,11 +240,6 @@ def read_next_kernel(stored: Mapping[str, Any]) -> NextKernel:
     return NextKernel(stored["entry"], launch)
 
 
-def named(record: object, names: Iterable[str]) -> dict[str, Any]:
-    """Return what a record and its row have under the same names, and as the same values."""
-    return {name: getattr(record, name) for name in names}
-
-
 class LastVerdicts(TypedDict):
     """By the names of a Candidate's fields."""
 
@@ -353,8 +349,8 @@ def to_candidate(row: CandidateRow, with_cubin: bool) -> Candidate:
 
 def _require_named_rows(row: CandidateRow) -> None:
     """Raise Damaged where its source or its binary is missing: it would look like one that never had it."""
-    named = {"source_sha256": (row.source_sha256, row.source), "binary_id": (row.binary_id, row.binary)}
-    for column, (name, found) in named.items():
+    rows = {"source_sha256": (row.source_sha256, row.source), "binary_id": (row.binary_id, row.binary)}
+    for column, (name, found) in rows.items():
         if name is not None and found is None:
             raise Damaged(CandidateRow.__tablename__, row.id, column)
 

@@ -48,14 +48,7 @@ from evoengine.ledger.runs import (
     seconds_until_last_beat,
 )
 from evoengine.ledger.schema import REVISIONS
-from evoengine.ledger.tables import (
-    BaselineRow,
-    BinaryRow,
-    CandidateRow,
-    HeartbeatRow,
-    RunRow,
-    SourceRow,
-)
+from evoengine.ledger.tables import BaselineRow, BinaryRow, CandidateRow, HeartbeatRow, RunRow, SourceRow
 from evoengine.ledger.transactions import Database, patient
 from evoengine.objectives import DEFAULT
 from evoengine.paths import chosen_database

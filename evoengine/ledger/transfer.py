@@ -16,7 +16,18 @@ from evoengine.ledger.integrity import row_checksum
 from evoengine.ledger.ranking import rebuild
 from evoengine.ledger.rows import batches
 from evoengine.ledger.tables import Base, BaselineRow, CandidateRow, MeasurementRow, ProfileRow, RunRow, VerdictRow
-from evoengine.records import AnyBaseline, Binary, Candidate, Measurement, Outcome, Profile, Run, Verdict, config_key
+from evoengine.records import (
+    AnyBaseline,
+    Binary,
+    Candidate,
+    Measurement,
+    Outcome,
+    Profile,
+    Run,
+    Verdict,
+    config_key,
+    named,
+)
 
 if TYPE_CHECKING:
     from evoengine.ledger.store import Ledger
@@ -96,7 +107,7 @@ def _insert_run(
 ) -> tuple[int, list[int]]:
     """Insert a run; `now` stands for times that nobody noted."""
     integrity.call_it(session.connection(), integrity.IMPORTED)
-    plain = rows.named(whole.run, (name for name in Run.__slots__ if name not in NOT_TAKEN_OVER))
+    plain = named(whole.run, (name for name in Run.__slots__ if name not in NOT_TAKEN_OVER))
     plain["imported_from"] = whole.run.imported_from or "another ledger"
     run = RunRow(device=rows.device_row(session, whole.run.device), **plain)
     session.add(run)
@@ -142,8 +153,8 @@ def _insert_candidates(
             _insert(session, row, of_row)
         on_done(len(numbers))
     for trial, reason in renaming.items():
-        named = session.get_one(CandidateRow, trial)
-        named.reason = _TRIAL.sub(lambda m: f"trial {numbers.get(int(m[1]), m[1])}", reason)
+        candidate = session.get_one(CandidateRow, trial)
+        candidate.reason = _TRIAL.sub(lambda m: f"trial {numbers.get(int(m[1]), m[1])}", reason)
     return numbers, late
 
 
@@ -186,7 +197,7 @@ def _candidate_values(
         "finished_at": c.finished_at or now,
         "outcome": str(c.outcome),
         "binary_id": binary,
-        **rows.named(c, ("problem", "gpu", "operator", "reason", "device", "occupancy", "gate_version")),
+        **named(c, ("problem", "gpu", "operator", "reason", "device", "occupancy", "gate_version")),
         **source,
     }
 
@@ -202,9 +213,8 @@ def _stated(binary: Binary) -> Binary:
     It is under a compiler of its own, so that nobody takes it for one made here, and without machine code, which would
     be run.
     """
-    if is_elsewhere(binary):
-        return replace(binary, cubin=b"")
-    return replace(binary, cubin=b"", compiler=IMPORTED + binary.compiler)
+    compiler = binary.compiler if is_elsewhere(binary) else IMPORTED + binary.compiler
+    return replace(binary, cubin=b"", compiler=compiler)
 
 
 def _values(trial: int, record: Verdict | Measurement | Profile, now: datetime) -> dict[str, object]:

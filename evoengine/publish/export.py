@@ -112,10 +112,7 @@ def _compiled(candidate: Candidate) -> tuple[Source, Binary]:
 
 
 def describe(
-    candidate: Candidate,
-    target: Target,
-    grids: Grids = MappingProxyType({}),
-    run_time: Mapping[str, Any] | None = None,
+    candidate: Candidate, target: Target, grids: Grids = MappingProxyType({}), run_time: Mapping[str, Any] | None = None
 ) -> dict[str, object]:
     """Return launch geometry, resources, verdict and provenance.
 
@@ -535,7 +532,8 @@ def run_time_sizes(candidate: Candidate, target: Target, space: SearchSpace) -> 
     requires = [*_multiples(sizes), *workload.size_rules(problem), *space.size_rules(config, problem, judged)]
     requires += _same_launch(launch, space.launch(config))
     rules = [{"expression": text, "why": why} for text, why in dict(requires).items()]
-    found = {"axes": axes, "requires": rules, "parameters": parameters, "grids": _grids(launch)}
+    grids = [texts(rule.grid) for _, rule in launch.kernels("")]
+    found = {"axes": axes, "requires": rules, "parameters": parameters, "grids": grids}
     for known, at in zip(judged, sizes, strict=True):
         expected = texts([parameter_json(p) for p in workload.parameters(known, config)])
         if _evaluated(parameters, at) != expected:
@@ -565,10 +563,6 @@ def _same_launch(by_size: Launch, own: Launch) -> list[tuple[str, str]]:
         why = f"it was compiled for {launch.threads} threads and {launch.shared_bytes} bytes of shared memory a block"
         found += [(f"{text} == {number}", why) for text, number in pairs if isinstance(text, Symbol)]
     return found
-
-
-def _grids(launch: Launch) -> list[list[int | str]]:
-    return [texts(rule.grid) for _, rule in launch.kernels("")]
 
 
 _SIZES = frozenset({"shape", "value", "dims", "strides_bytes", "box", "swizzle", "offset", "scratch"})

@@ -288,9 +288,5 @@ def _require_figure(figure: Measurement, where: str) -> None:
     if figure.kind is Kind.ESTIMATED and model_of(terms) != FORMULA:
         shares = utilisation(terms)
         stated = {"low_us", "high_us", "roofline_us", "waves", "blocks_per_sm"} <= terms.keys()
-        if not (stated and range_us(terms) and bound(terms) and shares and _all_finite(terms)):
+        if not (stated and range_us(terms) and bound(terms) and shares and all(map(math.isfinite, terms.values()))):
             raise ValueError(f"{where}: a prediction must state its range, its bound and the use of each pipe")
-
-
-def _all_finite(terms: Mapping[str, float]) -> bool:
-    return all(map(math.isfinite, terms.values()))

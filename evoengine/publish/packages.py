@@ -180,7 +180,7 @@ def _hf_kernel(name: str, module: Files, described: Mapping[str, Any]) -> dict[s
     licence = LICENCE.lower() if ours else "unknown"
     front = f"---\nlibrary_name: kernels\nlicense: {licence}\ntags:\n- kernels\n---\n\n"
     build = {f"build/torch-cuda/{path}": data for path, data in module.items()}
-    build["build/torch-cuda/metadata.json"] = (json.dumps(metadata, indent=2) + "\n").encode()
+    build["build/torch-cuda/metadata.json"] = _json(metadata)
     beside = {"LICENSE": _licence_text()} if ours else {}
     return {"README.md": front.encode() + module["README.md"], **beside, **build}
 

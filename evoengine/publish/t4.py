@@ -233,13 +233,12 @@ def _record(d: Mapping[str, Any]) -> CandidateHistory:
     verdicts = _from_dated(Verdict, [_OLD_VERDICT | v for v in verdicts])
     versions = [verdict.gate_version for verdict in verdicts if verdict.gate_version is not None]
     figures = _from_dated(Measurement, [_figure(m) for m in d["measurements"]])
-    source, binary = d["source"], d["binary"]
     candidate = Candidate(
         **{name: d[name] for name in (*_OF_CANDIDATE, "config")},
         outcome=Outcome(d["outcome"]),
         parents=tuple(d["parents"]),
-        source=json_reader(Source | None)(source),
-        binary=binary and _binary(binary),
+        source=json_reader(Source | None)(d["source"]),
+        binary=json_reader(Binary | None)(d["binary"] and {**d["binary"], "cubin": b""}),  # older files contain it
         **last_verdicts(verdicts),
         measurement=most_trusted(figures),
         sustained=last_sustained(figures),
@@ -255,9 +254,3 @@ def _figure(d: Mapping[str, Any]) -> dict[str, Any]:
     policy = asdict(UNKNOWN_POLICY) if d["kind"] == Kind.MEASURED else None
     found = {"policy": policy, "normalised_us": None, **d}
     return found if "vs_baseline" in found else found | {"vs_baseline": found["vs_sdpa"]}
-
-
-def _binary(d: Mapping[str, Any]) -> Binary:
-    """Read a binary without the machine code that older files contained."""
-    binary: Binary = json_reader(Binary)({**d, "cubin": b""})
-    return binary

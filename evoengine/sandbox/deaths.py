@@ -94,9 +94,7 @@ TASK_LOCK = TaskLock()
 """held by every task that this process submits, on this machine or on a cluster"""
 
 
-def retry_deaths(
-    attempt: Callable[[AbstractContextManager[None]], Answer | Rejection | Death],
-) -> Answer | Rejection:
+def retry_deaths(attempt: Callable[[AbstractContextManager[None]], Answer | Rejection | Death]) -> Answer | Rejection:
     """Return the task's answer, or a Rejection once its worker has died too often.
 
     The Rejection is `crashed` after EXCLUSIVE_DEATHS deaths of its own while running alone, and `killed`, which is no

@@ -45,7 +45,7 @@ class WorkerLimits:
     environment: Mapping[str, str] = field(default_factory=dict)
     niceness: int = 0
     """added to this process's own: a GPU's runner must not wait for compilers"""
-    warm_up: Callable[[], None] = no_warm_up
+    warm_up: Callable[[], object] = no_warm_up
     forked: bool = True
     """whether it is forked from a process with `evoengine.search.worker_imports` loaded; else it starts empty, since
     CUDA does not survive a fork"""
@@ -109,7 +109,7 @@ def _threads_of_user() -> int:
     return found
 
 
-def ready(warm_up: Callable[[], None]) -> int:
+def ready(warm_up: Callable[[], object]) -> int:
     warm_up()
     return os.getpid()
 

@@ -511,11 +511,4 @@ class Pending:
 
     @property
     def futures(self) -> set[Future[Any]]:
-        return {
-            *self.baselines,
-            *self.compiling,
-            *self.judging,
-            *self.leading,
-            *self.predicting,
-            *self.awaiting,
-        }
+        return {*self.baselines, *self.compiling, *self.judging, *self.leading, *self.predicting, *self.awaiting}

@@ -95,7 +95,7 @@ class Lookahead:
         return False
 
     def advance(self, future: Future[Any]) -> None:
-        """Process the result of a future in `under_way`."""
+        """Process the result of a future in `in_flight`."""
         for probe in self._compiling.pop(future, ()):
             binary = _answer(future, Binary)
             if binary is None:

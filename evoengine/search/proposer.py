@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from evoengine.ledger.read import Trial
 from evoengine.ledger.runs import RETRIES
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import DEFAULT, OBJECTIVES, Objective, sampler_values
@@ -224,7 +223,8 @@ def run_past(ledger: Ledger, run: int, objectives: Sequence[Objective]) -> RunPa
             values[trial.trial] = None  # known without a result, so that the sampler does not propose it again
             trials.append(PastTrial(trial.trial, trial.config, None, trial.parents, trial.operator))
         elif trial.trial in kills:
-            retries[config_key(trial.config)] = _retry(trial, kills[trial.trial])
+            retry = Retry(trial.trial, trial.config, trial.parents, trial.operator, kills[trial.trial])
+            retries[config_key(trial.config)] = retry
         if trial.outcome is None or not trial.outcome.judged:
             continue
         outcomes[trial.outcome] += 1
@@ -238,7 +238,3 @@ def run_past(ledger: Ledger, run: int, objectives: Sequence[Objective]) -> RunPa
     taken_over = sum(origin.taken_from is not None for origin in origins.values())
     ordered = dict(sorted(retries.items(), key=lambda item: -item[1].kills))
     return RunPast(trials, values, outcomes, first_with, taken_over, ordered)
-
-
-def _retry(trial: Trial, kills: int) -> Retry:
-    return Retry(trial.trial, trial.config, trial.parents, trial.operator, kills)

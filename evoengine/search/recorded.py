@@ -23,6 +23,8 @@ import numpy as np
 from evoengine.errors import UsageError
 from evoengine.ledger.store import Ledger
 from evoengine.objectives import OBJECTIVES, objective_values
+from evoengine.publish.imported import LONGEST_NAME as LONGEST_VALUE
+from evoengine.publish.imported import is_knob_value
 from evoengine.records import Candidate, Config, Kind, Measurement, Outcome, Value
 from evoengine.sandbox.untrusted import parse_json, read_limited, unpack_limited
 from evoengine.search.neighbours import CONTRADICTION, recorded_figures
@@ -103,7 +105,7 @@ FAILED = 1e20
 MAX_VALUES = 2**15
 """of a knob: rows are int16"""
 MAX_KNOBS = 256
-LONGEST_NAME, LONGEST_VALUE = 200, 1000
+LONGEST_NAME = 200
 """characters of a knob's name, and of a value that is a text"""
 LIMITS = f"below 2^63 or of at most {LONGEST_VALUE:,} characters"
 A_VALUE = f"it must be a finite number or a text, {LIMITS}"
@@ -321,7 +323,7 @@ def _t4_entry(entry: Any, scale: float, path: Path) -> _Entry | None:
         raise UsageError(f"{path} has a result without configuration; each T4 result must carry one")
     config = entry["configuration"]
     for name, value in config.items():
-        if not _is_value(value):
+        if not is_knob_value(value):
             raise UsageError(f"{path} gives knob {name} the value {printable(repr(value), 60)}; {A_VALUE}")
     invalidity = entry.get("invalidity", "correct")
     if invalidity != "correct":
@@ -414,22 +416,13 @@ def _knobs(domains: Mapping[str, Sequence[Value]], path: Path) -> tuple[Knob, ..
             raise UsageError(
                 f"{path} has a knob called {printable(name, 60)!r}; it must have 1 to {LONGEST_NAME} characters"
             )
-        if not isinstance(values, list) or not values or not all(map(_is_value, values)):
+        if not isinstance(values, list) or not values or not all(map(is_knob_value, values)):
             raise UsageError(
                 f"{path} gives knob {name} no domain; it must be a list of finite numbers or texts, {LIMITS}"
             )
         if len(values) > MAX_VALUES:
             raise UsageError(f"{path} gives {name} {len(values):,} values; it may have {MAX_VALUES:,}")
     return tuple(Knob(name, tuple(values)) for name, values in domains.items())
-
-
-def _is_value(value: object) -> bool:
-    """Return whether a ledger and a file can store the value and a sampler can use it."""
-    if isinstance(value, int):
-        return abs(value) < 2**63
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, str) and len(value) <= LONGEST_VALUE
 
 
 def _index(knob: Knob, config: Mapping[str, Any], path: Path) -> int:

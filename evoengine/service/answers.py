@@ -149,7 +149,7 @@ AT_ONCE, WAITING = 2, 4
 """reports that are rendered at once, and that may wait"""
 LOOKING = 1
 """threads that check whether the ledger has changed since a report was rendered"""
-MOST_UNDER_WAY = 20
+MOST_IN_FLIGHT = 20
 """reports that are being checked, rendered or waited for"""
 KEPT = 8
 """number of cached reports, of 1.4 MB each (most of it plotly)"""
@@ -180,17 +180,17 @@ class Reports:
         self._looks, self._drawing = Threads(LOOKING), Lane(AT_ONCE, WAITING)
         self._starts = Threads(AT_ONCE)
         self._kept: OrderedDict[Target, Report] = OrderedDict()
-        self._under_way: dict[Target, asyncio.Task[Report]] = {}
+        self._in_flight: dict[Target, asyncio.Task[Report]] = {}
 
     async def find(self, problem: str | None, gpu: str | None) -> Report:
         """Return a report. Raises as `draw_report`, and HTTPException, 503, if too many others are requested."""
         target = problem, gpu
-        finding = self._under_way.get(target)
+        finding = self._in_flight.get(target)
         if finding is None:
-            if len(self._under_way) >= MOST_UNDER_WAY:
+            if len(self._in_flight) >= MOST_IN_FLIGHT:
                 raise busy("too many reports are being rendered")
-            finding = self._under_way[target] = asyncio.create_task(self._find(target))
-            finding.add_done_callback(lambda done: self._under_way.pop(target, None))
+            finding = self._in_flight[target] = asyncio.create_task(self._find(target))
+            finding.add_done_callback(lambda done: self._in_flight.pop(target, None))
         return await asyncio.shield(finding)  # the client that asked first may disconnect
 
     async def _find(self, target: Target) -> Report:
@@ -219,7 +219,11 @@ async def _drawn(starting: Threads, url: str, problem: str | None, gpu: str | No
     except OSError as error:
         raise MachineError(f"the process that renders the report cannot be started: {error.strerror}") from error
     try:
-        code = await _exit_code(process)
+        # a cancelled request leaves the thread, and closes the process
+        await asyncio.to_thread(process.wait, DRAW_SECONDS)
+        code = process.exit_code(wait=False)
+        if code is None:
+            raise MachineError(f"the report was not rendered within {DRAW_SECONDS:g} s")
         if code == 0:
             return Path(process.folder, PAGE).read_bytes()
         said = process.output_tail(SAID_BYTES).strip().splitlines()
@@ -227,15 +231,6 @@ async def _drawn(starting: Threads, url: str, problem: str | None, gpu: str | No
         raise ERRORS.get(code, MachineError)(why)
     finally:
         await starting.run(process.close)
-
-
-async def _exit_code(process: KeptProcess) -> int:
-    """Wait for the process to end. Raises MachineError if it takes too long."""
-    await asyncio.to_thread(process.wait, DRAW_SECONDS)  # a cancelled request leaves the thread, and closes the process
-    code = process.exit_code(wait=False)
-    if code is None:
-        raise MachineError(f"the report was not rendered within {DRAW_SECONDS:g} s")
-    return code
 
 
 def main() -> int:

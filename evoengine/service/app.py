@@ -62,17 +62,8 @@ def make_app(
     The caller closes the ledger after the application has ended.
     """
     apart, quick = Ledger(ledger.database.url, make_engine(ledger.database.url)), Threads(QUICK)
-    state = State(
-        settings,
-        ledger,
-        Jobs(ledger),
-        Tokens(apart),
-        Answers(apart),
-        executors,
-        dispatches,
-        Reports(apart),
-        quick,
-    )
+    jobs, reports = Jobs(ledger), Reports(apart)
+    state = State(settings, ledger, jobs, Tokens(apart), Answers(apart), executors, dispatches, reports, quick)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

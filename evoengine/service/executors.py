@@ -161,7 +161,16 @@ class Executors:
         with self._db.reading() as session:
             since = database_time(session) - self._patience
             rows = session.scalars(select(ExecutorRow).order_by(ExecutorRow.owner))
-            return [_server_json(row, since) for row in rows]
+            return [
+                {
+                    "owner": row.owner,
+                    "alive": row.beat_at >= since,
+                    "gpus": cast("list[ServerGpuView]", row.gpus),
+                    "cpu_jobs": row.cpu_jobs,
+                    "seen_at": row.beat_at,
+                }
+                for row in rows
+            ]
 
     def _enter(self, session: Session, now: datetime) -> None:
         row = session.get(ExecutorRow, self._owner, with_for_update=True)
@@ -225,12 +234,6 @@ def _available(session: Session, since: datetime) -> AvailableGpus:
         for gpu in row.gpus:
             found[gpu["on_cluster"]].update(gpu["gpus"])
     return AvailableGpus(frozenset(found[False]), frozenset(found[True]))
-
-
-def _server_json(row: ExecutorRow, since: datetime) -> ServerView:
-    gpus = cast("list[ServerGpuView]", row.gpus)
-    alive = row.beat_at >= since
-    return {"owner": row.owner, "alive": alive, "gpus": gpus, "cpu_jobs": row.cpu_jobs, "seen_at": row.beat_at}
 
 
 def _described(slot: Slot) -> dict[str, Any]:

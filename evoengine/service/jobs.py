@@ -135,7 +135,7 @@ class Jobs:
         """Return the number of jobs in each state."""
         with self._db.reading() as session:
             found = session.execute(select(JobRow.state, func.count()).group_by(JobRow.state)).all()
-        return dict.fromkeys(map(str, STATES), 0) | {state: count for state, count in found}
+        return dict.fromkeys(get_args(JobState), 0) | {state: count for state, count in found}
 
     def cancel(self, number: int) -> Job:
         """Cancel the job unless it has ended; its results are kept. Raises NothingFound."""
@@ -166,21 +166,22 @@ class Jobs:
         fence: int,
         event: str,
         data: Mapping[str, Any],
-        parts: list[dict[str, Any]] | None = None,
+        parts: Iterable[Mapping[str, Any]] | None = None,
         progress: Mapping[str, Any] | None = None,
     ) -> None:
         """Add an event, and record the job's progress. Raises Fenced."""
         with self._db.writing() as session:
             row = held(session, number, fence)
-            _note(row, parts, progress)
+            if parts is not None:
+                row.parts = [dict(part) for part in parts]
+            if progress is not None:
+                row.progress = dict(progress)
             _add_event(session, row, event, data)
 
-    def note(
-        self, number: int, fence: int, parts: list[dict[str, Any]], progress: Mapping[str, Any] | None = None
-    ) -> None:
-        """Record the job's progress. Raises Fenced."""
+    def note(self, number: int, fence: int, parts: Iterable[Mapping[str, Any]]) -> None:
+        """Record the runs of the job's problems, and how far they came. Raises Fenced."""
         with self._db.writing() as session:
-            _note(held(session, number, fence), parts, progress)
+            held(session, number, fence).parts = [dict(part) for part in parts]
 
     def finish(self, number: int, fence: int, state: str, why: str | None = None) -> None:
         """Finish the job. Raises Fenced."""
@@ -283,13 +284,6 @@ def _row(session: Session, number: int, lock: bool = False) -> JobRow:
     if row is None:
         raise NothingFound(f"there is no job {number}")
     return row
-
-
-def _note(row: JobRow, parts: list[dict[str, Any]] | None, progress: Mapping[str, Any] | None) -> None:
-    if parts is not None:
-        row.parts = [dict(part) for part in parts]
-    if progress is not None:
-        row.progress = dict(progress)
 
 
 def _add_event(session: Session, row: JobRow, event: str, data: Mapping[str, Any]) -> None:

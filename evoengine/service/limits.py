@@ -212,26 +212,26 @@ class ForwardedLimit:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings
-        self._under_way: Counter[str] = Counter()
+        self._in_flight: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         address = self._forwarded(scope)
         if address is None:
             await self._app(scope, receive, send)
             return
-        if self._under_way[address] >= self._settings.max_connections:
+        if self._in_flight[address] >= self._settings.max_connections:
             why = "this address has too many requests in progress"
             await problem(HTTPStatus.SERVICE_UNAVAILABLE, why, {"Retry-After": str(RETRY_SECONDS)})(
                 scope, receive, send
             )
             return
-        self._under_way[address] += 1
+        self._in_flight[address] += 1
         try:
             await self._app(scope, receive, send)
         finally:
-            self._under_way[address] -= 1
-            if not self._under_way[address]:
-                del self._under_way[address]
+            self._in_flight[address] -= 1
+            if not self._in_flight[address]:
+                del self._in_flight[address]
 
     def _forwarded(self, scope: Scope) -> str | None:
         """Return the last address before those of trusted proxies; None if the request did not come through one."""

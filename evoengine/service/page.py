@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import parse_qsl
 
 import jinja2
@@ -149,13 +149,8 @@ async def report(request: Request, _: Reader, gpu: Name = None, problem: Name = 
 def docs(request: Request, _: Reader) -> Response:
     """Show the API from the OpenAPI description."""
     described = request.app.openapi()
-    return _page(
-        "docs.html",
-        title="API · evoengine",
-        refresh=None,
-        paths=described["paths"],
-        schemas=described["components"]["schemas"],
-    )
+    paths, schemas = described["paths"], described["components"]["schemas"]
+    return _page("docs.html", title="API · evoengine", refresh=None, paths=paths, schemas=schemas)
 
 
 @router.get("/style.css")
@@ -173,10 +168,9 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "shown": _shown,
         "figure": sent_figure,
-        "config": _config,
-        "moment": _moment,
+        "config": lambda config: _shown(config_line(config)),
+        "moment": lambda time: time.strftime("%Y-%m-%d %H:%M:%S UTC") if time else "",
         "share": _share,
-        "clock": _clock,
         "took": _took,
     }
     environment.globals["ended"] = ENDED
@@ -203,23 +197,11 @@ def _shown(value: object) -> str:
     return f"{text[:LONGEST_TEXT]}…" if len(text) > LONGEST_TEXT else text
 
 
-def _config(known: Mapping[str, Any]) -> str:
-    return _shown(config_line(known))
-
-
-def _moment(value: Any) -> str:
-    return value.strftime("%Y-%m-%d %H:%M:%S UTC") if value else ""
-
-
 def _took(value: timedelta) -> str:
     """Return `3 min 12 s`, `1 h 4 min`."""
     minutes, seconds = divmod(round(value.total_seconds()), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-
-
-def _clock(value: datetime) -> str:
-    return value.strftime("%H:%M:%S")
 
 
 def _share(job: Job) -> tuple[int, int]:

@@ -44,9 +44,7 @@ class JobRequest(BaseModel):
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={
-            "examples": [
-                {"problems": ["gemm:m4096,n4096,k4096,fp16"], "gpu": "h100", "trials": 60, "device": "auto"},
-            ]
+            "examples": [{"problems": ["gemm:m4096,n4096,k4096,fp16"], "gpu": "h100", "trials": 60, "device": "auto"}]
         },
     )
 
@@ -184,19 +182,8 @@ def retune_requests(asked: RetuneRequest, settings: Settings, ledger: Ledger, jo
         raise NothingFound(f"the ledger holds no correct candidate{of} of a workload that this server knows")
     queued = jobs.unfinished_problems(gpu.key)
     left = sorted((p for p in problems if p not in queued), key=lambda p: _nearest_board(ledger, p, gpu, targets))
-    return [checked(_request_for(asked, problem), settings, ledger.url) for problem in left]
-
-
-def _request_for(asked: RetuneRequest, problem: str) -> JobRequest:
-    return JobRequest(
-        problems=[problem],
-        gpu=asked.gpu,
-        trials=asked.trials,
-        minutes=asked.minutes,
-        sampler=asked.sampler,
-        device=asked.device,
-        priority=asked.priority,
-    )
+    each = asked.model_dump(exclude={"workload"})
+    return [checked(JobRequest(problems=[problem], **each), settings, ledger.url) for problem in left]
 
 
 def _can_be_searched(problem: str, workload: str | None) -> bool:

@@ -168,13 +168,7 @@ class Remeasurer:
     """Gate and time candidates in the given order; each is in the ledger when `on_finish` is called with it."""
 
     def __init__(
-        self,
-        ledger: Ledger,
-        run: int,
-        judge: GpuEvaluator,
-        target: Target,
-        seed: int,
-        on_finish: OnTrial,
+        self, ledger: Ledger, run: int, judge: GpuEvaluator, target: Target, seed: int, on_finish: OnTrial
     ) -> None:
         self._ledger, self._run, self._judge = ledger, run, judge
         self._target, self._seed, self._on_finish = target, seed, on_finish

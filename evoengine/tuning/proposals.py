@@ -16,17 +16,7 @@ from typing_extensions import TypedDict
 
 from evoengine.errors import EvoengineError, UsageError
 from evoengine.ledger.store import Ledger
-from evoengine.records import (
-    PROPOSAL,
-    Candidate,
-    CaseResult,
-    Config,
-    Device,
-    Outcome,
-    Profile,
-    Rejection,
-    Source,
-)
+from evoengine.records import PROPOSAL, Candidate, CaseResult, Config, Device, Outcome, Profile, Rejection, Source
 from evoengine.sandbox.jail import MARK, require_jail
 from evoengine.sandbox.untrusted import require_text
 from evoengine.sandbox.worker_process import COMPILER_LIMITS

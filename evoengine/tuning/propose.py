@@ -131,13 +131,7 @@ class Dialogue:
     """Requests and answers, until the program has no more proposals or enough were judged."""
 
     def __init__(
-        self,
-        run: Proposals,
-        proposer: Proposer,
-        first: Candidate,
-        proposals: int,
-        on_stage: Echo,
-        on_trial: OnTrial,
+        self, run: Proposals, proposer: Proposer, first: Candidate, proposals: int, on_stage: Echo, on_trial: OnTrial
     ) -> None:
         self._run, self._proposer, self._wanted = run, proposer, proposals
         self._on_stage, self._on_trial = on_stage, on_trial

@@ -366,12 +366,7 @@ def finisher(ledger: Ledger, study: Projection, on_trial: OnTrial | None) -> Cal
 
 
 def _setting(
-    options: SearchOptions,
-    target: Target,
-    objectives: tuple[Objective, ...],
-    timed: bool,
-    jobs: int,
-    fill: Fill,
+    options: SearchOptions, target: Target, objectives: tuple[Objective, ...], timed: bool, jobs: int, fill: Fill
 ) -> Setting:
     space, templates = prepare_space(options.space, options.templates, target, not timed, fill, options.families)
     return Setting(

@@ -21,17 +21,7 @@ from evoengine.gpu_file import stored_fields
 from evoengine.ledger.rows import last_verdicts
 from evoengine.ledger.store import Ledger, open_ledger
 from evoengine.publish.record import Record, read_record
-from evoengine.records import (
-    EMULATOR,
-    EXECUTOR,
-    PROPOSAL,
-    Candidate,
-    CaseResult,
-    Config,
-    Judged,
-    Outcome,
-    Rejection,
-)
+from evoengine.records import EMULATOR, EXECUTOR, PROPOSAL, Candidate, CaseResult, Config, Judged, Outcome, Rejection
 from evoengine.sandbox.worker_process import COMPILER_LIMITS
 from evoengine.sandbox.workers import WorkerPool
 from evoengine.sass.launch import require_arch_of

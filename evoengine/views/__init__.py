@@ -6,10 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from typing_extensions import TypedDict
 
+from evoengine.records import named
+
+View = TypeVar("View")
 SCHEMA = 1
 """raised when a field is removed or changes its meaning; new fields may be added at any time"""
 EVENT_SCHEMA = 1
@@ -25,6 +28,11 @@ class AnswerView(TypedDict):
     """An answer of a command or of the service. `schema` is the version of its shape."""
 
     schema: int
+
+
+def fields_of(record: object, view: type[View]) -> View:
+    """Return the fields of a record that a view names, in its order. mypy does not compare their types."""
+    return cast("View", named(record, view.__annotations__))
 
 
 def utc(time: datetime | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -92,7 +93,10 @@ def _compiled(c: Candidate) -> Iterator[tuple[str, str]]:
         yield "resources", _resources(c, binary)
         for other in binary.others:
             yield "", f"{other.entry}: {other.registers} registers, {other.spill_bytes} bytes spilled"
-        yield "instructions", " ".join(f"{n}×{op}" for op, n in _most(binary.mix)) or "unknown: no disassembler"
+        yield (
+            "instructions",
+            " ".join(f"{n}×{op}" for op, n in Counter(binary.mix).most_common(12)) or "unknown: no disassembler",
+        )
         for warning in binary.warnings:
             yield from _named("warning", warning)
 
@@ -202,10 +206,6 @@ def _resources(c: Candidate, binary: Binary) -> str:
     occupancy = f", {least}occupancy {c.occupancy:.0%}" if c.occupancy is not None else ""
     spilled = f"{binary.spill_bytes} bytes spilled"
     return f"{binary.registers} registers, {spilled}, {c.shared_bytes} bytes shared{occupancy}"
-
-
-def _most(mix: Mapping[str, int]) -> list[tuple[str, int]]:
-    return sorted(mix.items(), key=lambda item: -item[1])[:12]
 
 
 def cases(verdict: Verdict) -> Table:

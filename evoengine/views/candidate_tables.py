@@ -100,13 +100,7 @@ def ranking(ranked: Mapping[int, Candidate]) -> Group:
         Column("err ÷ allowed", right=True, leaves=30),
     ]
     rows = [
-        [
-            f"{rank}{'=' * (c.trial in tied)}",
-            str(c.trial),
-            *knobs.cells(c.config),
-            *figure_cells(c),
-            *_resources(c),
-        ]
+        [f"{rank}{'=' * (c.trial in tied)}", str(c.trial), *knobs.cells(c.config), *figure_cells(c), *_resources(c)]
         for rank, c in ranked.items()
     ]
     said = [*([TIED] if tied else []), *_why_first(list(ranked.values())), *_marks(ranked.values())]
@@ -383,11 +377,7 @@ def _resources(c: Candidate) -> list[Cell]:
         shared = max(binary.of_kernel(entry).shared_bytes + own.shared_bytes for entry, own in launches)
         spilled = binary.spill_bytes + sum(other.spill_bytes for other in binary.others)
         found = [str(_registers(binary)), str(spilled), f"{shared / 1024:.0f} KB"]
-    return [
-        *found,
-        "" if c.occupancy is None else f"{c.occupancy:.0%}",
-        "" if error is None else f"{error:.2g}",
-    ]
+    return [*found, "" if c.occupancy is None else f"{c.occupancy:.0%}", "" if error is None else f"{error:.2g}"]
 
 
 def _registers(binary: Binary | Resources) -> int:

@@ -10,7 +10,7 @@ from evoengine.ledger.ranking import ComparisonKey
 from evoengine.records import Config, Kind, Policy
 from evoengine.text import number
 from evoengine.tuning.comparison import Comparison, Shared, Standing
-from evoengine.views import SCHEMA, AnswerView
+from evoengine.views import SCHEMA, AnswerView, fields_of
 from evoengine.views.candidate_tables import Knobs
 from evoengine.views.tables import Column, Table
 
@@ -33,7 +33,7 @@ class ComparedFiguresView(ComparedView):
     runs: Sequence[Standing | None]
 
 
-class SharedConfigView(ComparedView):
+class TriedConfigView(TypedDict):
     """A configuration that both runs tried. `ratio` is the first run's time over the second's."""
 
     config: Config
@@ -41,6 +41,10 @@ class SharedConfigView(ComparedView):
     outcomes: tuple[str, str]
     us: tuple[float, float] | None
     ratio: float | None
+
+
+class SharedConfigView(TriedConfigView, ComparedView):
+    """A configuration that both runs tried, with what its figures have in common."""
 
 
 class RunComparisonView(AnswerView):
@@ -65,25 +69,13 @@ def comparison_json(found: Comparison) -> RunComparisonView:
         "trials": found.trials,
         "outcomes": found.outcomes,
         "figures": [{**_compared(key), "runs": standings} for key, standings in found.standings.items()],
-        "shared": [
-            {
-                "config": s.config,
-                "trials": s.trials,
-                "outcomes": s.outcomes,
-                "us": s.us,
-                "ratio": s.ratio,
-                **_compared(s.key),
-            }
-            for s in found.shared
-        ],
+        "shared": [{**fields_of(shared, TriedConfigView), **_compared(shared.key)} for shared in found.shared],
         "median_ratio": found.median_ratio,
     }
 
 
 def _compared(key: ComparisonKey | None) -> ComparedView:
-    if key is None:
-        return {"kind": None, "model": None, "device": None, "policy": None}
-    return {"kind": key.kind, "model": key.model, "device": key.device, "policy": key.policy}
+    return fields_of(key, ComparedView) if key else {"kind": None, "model": None, "device": None, "policy": None}
 
 
 def comparison_page(found: Comparison) -> Iterator[str | Table]:

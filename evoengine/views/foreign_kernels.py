@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from evoengine.sass.cubin import Kernel
 from evoengine.sass.predict import MODEL_VERSION, Prediction
-from evoengine.views import SCHEMA, AnswerView
+from evoengine.views import SCHEMA, AnswerView, fields_of
 from evoengine.views.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -43,16 +43,7 @@ def cubins_json(file: Path, kernels: Sequence[Kernel]) -> CubinsAnswer:
 
 
 def _kernel_json(kernel: Kernel) -> CubinKernelAnswer:
-    return {
-        "entry": kernel.entry,
-        "arch": kernel.arch,
-        "registers": kernel.registers,
-        "shared_bytes": kernel.shared_bytes,
-        "local_bytes": kernel.local_bytes,
-        "parameters": [size for _, size in kernel.parameters],
-        "max_threads": kernel.max_threads,
-        "cluster": list(kernel.cluster),
-    }
+    return {**fields_of(kernel, CubinKernelAnswer), "parameters": [size for _, size in kernel.parameters]}
 
 
 def cubins_table(kernels: Sequence[Kernel]) -> Table:

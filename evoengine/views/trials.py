@@ -33,7 +33,7 @@ from evoengine.records import (
 )
 from evoengine.terms import bound, clock, kernel_class, model_of, model_version, peak_percent, range_us, utilisation
 from evoengine.text import plain
-from evoengine.views import SCHEMA, AnswerView, utc
+from evoengine.views import SCHEMA, AnswerView, fields_of, utc
 from evoengine.workloads import parse_problem
 
 
@@ -171,8 +171,8 @@ class ProfileView(TypedDict):
     remarks: Sequence[str]
 
 
-class BaselineView(TypedDict):
-    """Describe a library's kernel. One that was not timed has a reason, and neither time nor TFLOPS."""
+class TimedBaselineView(TypedDict):
+    """A library's kernel with its figure."""
 
     name: str
     device: str
@@ -180,6 +180,11 @@ class BaselineView(TypedDict):
     tflops: float | None
     samples_us: Sequence[float]
     policy: Policy | None
+
+
+class BaselineView(TimedBaselineView):
+    """Describe a library's kernel. One that was not timed has a reason, and neither time nor TFLOPS."""
+
     reason: str | None
 
 
@@ -328,7 +333,7 @@ def page_json(c: Candidate, profile: Profile | None, baselines: Sequence[AnyBase
         "binary_cases": c.binary_verdict.cases if c.binary_verdict else (),
         "figure": _figure(c),
         "memory_gbs": memory_gbs(c),
-        "profile": _profile(profile) if profile else None,
+        "profile": fields_of(profile, ProfileView) if profile else None,
         "evidence": c.evidence,
         "baselines": [baseline_json(b) for b in baselines],
     }
@@ -378,17 +383,7 @@ def _compiled(c: Candidate) -> CompiledView | None:
 
 
 def _judgement(verdict: Verdict | None) -> JudgementView | None:
-    if verdict is None:
-        return None
-    return {
-        "correct": verdict.correct,
-        "device": verdict.device,
-        "outcome": verdict.outcome,
-        "reason": verdict.reason,
-        "coverage": verdict.coverage,
-        "wall_ms": verdict.wall_ms,
-        "taken_at": verdict.taken_at,
-    }
+    return fields_of(verdict, JudgementView) if verdict else None
 
 
 def _figure(c: Candidate) -> FigureView | None:
@@ -415,11 +410,7 @@ def lineage_steps(steps: Iterable[Step]) -> Sequence[LineageStepView]:
 
 
 def profile_json(trial: int, profile: Profile) -> ProfilePageView:
-    return {"schema": SCHEMA, "trial": trial, **_profile(profile)}
-
-
-def _profile(p: Profile) -> ProfileView:
-    return {"tool": p.tool, "device": p.device, "figures": p.figures, "remarks": p.remarks}
+    return {"schema": SCHEMA, "trial": trial, **fields_of(profile, ProfileView)}
 
 
 # Trials as CSV: the fields of their JSON, flattened, and escaped so that a spreadsheet runs no formula.
@@ -428,11 +419,7 @@ FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 """characters that start a formula in a spreadsheet"""
 _POLICY = tuple(f.name for f in fields(Policy))
 _SUSTAINED = ("tflops", "median_us", *(f"policy.{name}" for name in _POLICY), "sm_mhz", "watts")
-NESTED: Mapping[str, Sequence[str]] = {
-    "policy": _POLICY,
-    "sustained": _SUSTAINED,
-    "range_us": ("low", "high"),
-}
+NESTED: Mapping[str, Sequence[str]] = {"policy": _POLICY, "sustained": _SUSTAINED, "range_us": ("low", "high")}
 """fields that hold others → those, a column each"""
 
 
@@ -504,21 +491,14 @@ def _line(cells: Sequence[str | int | float]) -> str:
 
 
 def baseline_json(b: AnyBaseline) -> BaselineView:
-    untimed: BaselineView = {
-        "name": b.name,
-        "device": b.device,
-        "median_us": None,
-        "tflops": None,
-        "samples_us": (),
-        "policy": None,
-        "reason": None,
-    }
     if isinstance(b, RefusedBaseline):
+        untimed: TimedBaselineView = {
+            "name": b.name,
+            "device": b.device,
+            "median_us": None,
+            "tflops": None,
+            "samples_us": (),
+            "policy": None,
+        }
         return {**untimed, "reason": b.reason}
-    return {
-        **untimed,
-        "median_us": b.median_us,
-        "tflops": b.tflops,
-        "samples_us": b.samples_us,
-        "policy": b.policy,
-    }
+    return {**fields_of(b, TimedBaselineView), "reason": None}

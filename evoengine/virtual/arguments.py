@@ -18,13 +18,7 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from evoengine.devices.base import (
-    ConstantArgument,
-    PointerArgument,
-    ScalarArgument,
-    StructArgument,
-    TensorMapArgument,
-)
+from evoengine.devices.base import ConstantArgument, PointerArgument, ScalarArgument, StructArgument, TensorMapArgument
 from evoengine.sass.launch import AnyArgument, DrawnArgument, HostMemory, Part
 
 WHOLE_BYTES = 1 << 20

@@ -382,13 +382,7 @@ def _restore(before: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def _watched(
-    loaded: LoadedKernel,
-    launch: Launch,
-    blocks: Sequence[int],
-    seconds: float,
-    races: Races,
-    limit: int,
-    threads: int,
+    loaded: LoadedKernel, launch: Launch, blocks: Sequence[int], seconds: float, races: Races, limit: int, threads: int
 ) -> None:
     """Execute in another thread, so that Ctrl-C works, and report progress every ten seconds."""
     failures: list[BaseException] = []

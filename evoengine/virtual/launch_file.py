@@ -15,13 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evoengine.devices.base import (
-    ConstantArgument,
-    PointerArgument,
-    ScalarArgument,
-    StructArgument,
-    TensorMapArgument,
-)
+from evoengine.devices.base import ConstantArgument, PointerArgument, ScalarArgument, StructArgument, TensorMapArgument
 from evoengine.errors import UsageError, did_you_mean
 from evoengine.sandbox.untrusted import parse_json, read_limited_text
 from evoengine.sass.launch import Geometry, Part

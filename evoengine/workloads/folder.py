@@ -29,15 +29,7 @@ from evoengine.space.symbol import Symbol, symbol
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Workload
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.folder_arguments import map_argument, struct_argument
-from evoengine.workloads.folder_cases import (
-    FolderFullCase,
-    Problems,
-    cells,
-    free_axes,
-    full_plan,
-    gate_cases,
-    visited,
-)
+from evoengine.workloads.folder_cases import FolderFullCase, Problems, cells, free_axes, full_plan, gate_cases, visited
 from evoengine.workloads.folder_definition import (
     LARGEST_AXIS,
     SCALARS,

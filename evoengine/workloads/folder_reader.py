@@ -284,13 +284,17 @@ class _Reader:
         text = self.data.get("makers", "")
         if not isinstance(text, str):
             self._fail("makers must be the name of a .py file beside this one, with a function for each input it makes")
+        self.functions = self._functions(text, "the text of makers")
+        return text
+
+    def _functions(self, text: str, what: str) -> list[str]:
+        """Return the names of the functions that a Python text defines."""
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-            self._fail(f"the text of makers is not valid Python{line}: {getattr(error, 'msg', error)}")
-        self.functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-        return text
+            self._fail(f"{what} is not valid Python{line}: {getattr(error, 'msg', error)}")
+        return [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
 
     def _dtype(self, dtype: Any, at: str) -> str:
         if dtype in list(DTYPES.values()):
@@ -421,12 +425,7 @@ class _Reader:
                 "reference must be Python text with a function run(*inputs), the name of a .py file beside this "
                 "one, or an object with the file of a CUDA kernel"
             )
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-            self._fail(f"the reference is not valid Python{line}: {getattr(error, 'msg', error)}")
-        if not any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body):
+        if "run" not in self._functions(text, "the reference"):
             self._fail("the reference has no function run; define run(*inputs) that returns the outputs in order")
         return text
 

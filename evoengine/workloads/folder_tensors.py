@@ -11,14 +11,7 @@ import torch
 from evoengine.errors import UsageError
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Tensors
 from evoengine.workloads.coverage import Cell
-from evoengine.workloads.folder_definition import (
-    WIDE,
-    Definition,
-    Draw,
-    FolderProblem,
-    Item,
-    shape_of,
-)
+from evoengine.workloads.folder_definition import WIDE, Definition, Draw, FolderProblem, Item, shape_of
 from evoengine.workloads.folder_reference import (
     NotDouble,
     loaded,

@@ -62,6 +62,11 @@ def few(length: int, tile: int, tiles: int) -> int:
     return length if length <= tiles * tile else (tiles - 1) * tile + 1 + (length - 1) % tile
 
 
+def cut(length: int, most: int) -> int:
+    """Return a length of at most `most`; a longer one is cut to one that differs from others cut likewise."""
+    return length if length <= most else most - most // 2 + length % max(1, most // 2)
+
+
 _INPUT_LIMIT = 1 << 28
 """bytes of inputs after which a block is aborted, far more than its work needs"""
 

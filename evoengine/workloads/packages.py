@@ -17,11 +17,7 @@ if TYPE_CHECKING:
     from evoengine.workloads.base import Inputs, Outputs
 
 P = TypeVar("P")
-DISTRIBUTIONS = {
-    "flash_attn": "flash-attn",
-    "flash_attn_interface": "flash-attn-3",
-    "flashinfer": "flashinfer-python",
-}
+DISTRIBUTIONS = {"flash_attn": "flash-attn", "flash_attn_interface": "flash-attn-3", "flashinfer": "flashinfer-python"}
 """package → the distribution that installs it, whose version figures state"""
 PACKAGES = "packages"
 """the key of a reason that holds for the kernels of all packages"""

@@ -5,10 +5,13 @@ A configuration states it by `rows_per_block`, the rows at once, and `turns`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
-from evoengine.records import Config
+import numpy as np
+
+from evoengine.records import Config, Launch
+from evoengine.workloads.base import Case
 from evoengine.workloads.coverage import Cell, own_tail, remainder_cells, visited_remainders
 
 MANY_ROWS = 33
@@ -55,21 +58,30 @@ def row_cases(rows: int, columns: int, config: Config, kinds: int, independent: 
         yield RowCase("own rows", rows, "extreme rows", long=True)
 
 
-def row_cells(rows: int, columns: int, config: Config) -> Iterator[Cell]:
-    """Yield remainders of rows, turns without a row, and the problem's own rows."""
+def row_cells(rows: int, columns: int, config: Config, values: Iterable[str]) -> frozenset[Cell]:
+    """Return remainders of rows, turns without a row, the problem's own rows, and what values must show.
+
+    There are none if the configuration does not state how many rows a block has.
+    """
+    if not has_rows(config):
+        return frozenset()
     at_once, block = rows_of(config)
-    yield from remainder_cells("rows", block, rows, near=1)
+    found = {*remainder_cells("rows", block, rows, near=1), *(Cell("values", what) for what in values)}
     if at_once + 1 < block:
-        yield LATER_TURN
+        found.add(LATER_TURN)
     if rows * columns <= MOST_ELEMENTS:
-        yield OWN_ROWS
+        found.add(OWN_ROWS)
+    return frozenset(found)
 
 
-def visited_rows(rows: int, whole: int, config: Config) -> Iterator[Cell]:
-    """Yield the row cells that a case of so many rows visits, for a problem with `whole` rows."""
-    at_once, block = rows_of(config)
-    yield from visited_remainders("rows", rows, block, whole)
+def visited_rows(case: Case[Any], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
+    """Return the cells that a case visits by its rows."""
+    if case.whole is None or not has_rows(case.config):
+        return frozenset()
+    rows, (at_once, block) = case.problem.rows, rows_of(case.config)
+    found = set(visited_remainders("rows", rows, block, case.whole.rows))
     if rows > block and rows % block > at_once and rows % at_once == 1 % at_once:
-        yield LATER_TURN
-    if rows == whole:
-        yield OWN_ROWS
+        found.add(LATER_TURN)
+    if rows == case.whole.rows:
+        found.add(OWN_ROWS)
+    return frozenset(found)

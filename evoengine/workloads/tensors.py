@@ -40,6 +40,42 @@ Read = Callable[[str, range, range], torch.Tensor]
 """reads rows and columns of an input by name, with rows numbered through outer axes; a vector is row 0"""
 
 
+def normal_numbers(seed: int, device: str = "cpu") -> Callable[..., torch.Tensor]:
+    """Return a function that draws standard normal numbers of a shape, float32, one tensor after the other."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    return normal
+
+
+def sampled_rows(total: int, count: int, seed: int, device: torch.device) -> torch.Tensor:
+    """Return the numbers of `count` rows drawn from all, and of the first and the last, in order."""
+    some = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count]
+    rows: torch.Tensor = torch.unique(torch.cat([some, torch.tensor([0, total - 1])]))
+    return rows.to(device)
+
+
+def check_tensor_maps(parameters: Sequence[object]) -> None:
+    """Raise UsageError for a tensor map that the driver would refuse."""
+    bytes_of = {p.name: p.bytes for p in parameters if isinstance(p, TensorParameter)}
+    for found in parameters:
+        if isinstance(found, TensorMapArgument):
+            tensor_map.check(found, bytes_of[found.tensor])
+
+
+def written_elements(one: BlockTrace, name: str, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers, int64, of the elements of an output that a block wrote, and their bits, in order."""
+    bits, places, values = _BITS[DTYPE_BYTES[dtype]], [np.empty(0, np.int64)], []
+    for offset, page in sorted(one.pages[name], key=lambda page: page[0]):
+        elements = page.view(bits)
+        own = np.flatnonzero(elements != np.iinfo(bits).max)
+        places.append(own + offset // elements.itemsize)
+        values.append(elements[own])
+    return np.concatenate(places), np.concatenate(values) if values else np.empty(0, bits)
+
+
 @dataclass(frozen=True, slots=True)
 class Rectangle:
     rows: range
@@ -75,11 +111,7 @@ class RectangleFullSize(FullSize[FullCase[P]]):
         return {}
 
     def draw_blocks(self, case: FullCase[P], launch: Launch, seed: int) -> BlockLaunch:
-        whole = self._workload.parameters(case.whole, case.config)
-        bytes_of = {p.name: p.bytes for p in whole if isinstance(p, TensorParameter)}
-        for found in whole:
-            if isinstance(found, TensorMapArgument):
-                tensor_map.check(found, bytes_of[found.tensor])
+        check_tensor_maps(self._workload.parameters(case.whole, case.config))
         own = self._workload.parameters(case.problem, case.config)
         drawn = self.drawn(case, seed)
         parameters = [_with_contents(p, drawn) for p in own if not isinstance(p, ConstantParameter)]
@@ -144,19 +176,12 @@ def _written(
     For an aborted block, only those that it wrote completely. Raises WrongBlock if another block wrote nothing, or a
     tile in part.
     """
-    bits, (rows, columns) = _BITS[DTYPE_BYTES[parameter.dtype]], _sides(parameter)
-    places, values = [], []
-    for offset, page in sorted(one.pages[parameter.name], key=lambda page: page[0]):
-        elements = page.view(bits)
-        own = np.flatnonzero(elements != np.iinfo(bits).max)
-        places.append(own + offset // elements.itemsize)
-        values.append(elements[own])
-    place = np.concatenate(places) if places else np.empty(0, np.int64)
+    (rows, columns), (place, value) = _sides(parameter), written_elements(one, parameter.name, parameter.dtype)
     if not place.size:
         if one.given_up:
             return
         raise WrongBlock(f"block {one.block} wrote nothing of {parameter.name}")
-    row, column, value = place // columns, place % columns, np.concatenate(values)
+    row, column = place // columns, place % columns
     across = -(-columns // tile[1])
     number = (row // rows * -(-rows // tile[0]) + row % rows // tile[0]) * across + column // tile[1]
     for each in np.unique(number):

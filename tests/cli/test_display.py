@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from evoengine.cli.output import stdout
+from evoengine.cli.console import stdout
 from evoengine.lineage import step
 from evoengine.records import EXECUTOR, Candidate, CaseResult, Judged, KernelResources, Kind, NextKernel, Outcome
 from evoengine.tuning.doctor import Finding

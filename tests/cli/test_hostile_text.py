@@ -12,9 +12,9 @@ from rich.console import Console
 from sqlalchemy import JSON, String, update
 
 import evoengine.cli
+from evoengine.cli.console import Output
 from evoengine.cli.history import show
 from evoengine.cli.main import COMMANDS
-from evoengine.cli.output import Output
 from evoengine.ledger import integrity
 from evoengine.ledger.optuna.study import study_note
 from evoengine.ledger.ranking import rebuild
@@ -175,7 +175,7 @@ def test_hostile_text_is_there_in_full_and_makes_no_row_of_its_own(evoengine, ho
 def test_a_source_is_whole_in_a_pipe_and_escaped_on_a_terminal(evoengine, hostile, monkeypatch, capsys):
     piped = evoengine("show", "2", "--source", "--db", hostile).stdout
     assert f"{FORGED}()".replace("\r", "\n") in piped  # as text files are read
-    monkeypatch.setattr("evoengine.cli.output.stdout._force_terminal", True)
+    monkeypatch.setattr("evoengine.cli.console.stdout._force_terminal", True)
     show.callback(2, True, False, str(hostile), False)
     assert f"{plain_lines(FORGED)}()" in capsys.readouterr().out
 
@@ -220,7 +220,7 @@ def test_no_module_of_the_commands_makes_tables_or_texts_of_richs_own():
     folders = [Path(package.__file__).parent for package in (evoengine.cli, evoengine.views)]
     modules = [path for folder in folders for path in folder.glob("*.py")]
     users = {p.stem for p in modules if {"rich.table", "rich.text", "rich.markup"} & imported(p)}
-    assert users == {"output", "tables", "progress"}  # which call plain themselves
+    assert users == {"console", "tables", "progress"}  # which call plain themselves
 
 
 def imported(path: Path) -> set[str | None]:

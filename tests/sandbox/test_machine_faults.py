@@ -175,7 +175,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (highest + int(left), highest + int(l
 sys.exit(main())
 """
 """a command that may open so many files more than its interpreter has"""
-LOADED = "import sqlite3, evoengine.cli.history, evoengine.cli.output, evoengine.cli.options, evoengine.ledger.store"
+LOADED = "import sqlite3, evoengine.cli.history, evoengine.cli.console, evoengine.cli.options, evoengine.ledger.store"
 
 
 @pytest.mark.parametrize(("before", "left"), [("", 0), (LOADED, 1), *more([(LOADED, 0), (LOADED, 3)])])

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from evoengine.ledger.ranking import ComparisonKey
+from evoengine.ledger.ranking import ComparisonKey, key_of
 from evoengine.lineage import Step, path, transition
 from evoengine.publish.report.overview import Overview
 from evoengine.publish.report.style import (
@@ -18,15 +18,15 @@ from evoengine.publish.report.style import (
     chart,
     device_and_policy,
     escape_text,
+    first_style,
     kind_name,
     knobs,
     label,
     titled_axis,
 )
 from evoengine.publish.report.trial_charts import NO_FIGURE, sorted_times
-from evoengine.records import Config, Kind, Measurement, Value, believed
-from evoengine.terms import model_of
-from evoengine.text import plain
+from evoengine.records import Config, Value, trusted_sources
+from evoengine.text import plain, ranges
 
 MAX_CHANGES = 15
 """number of drawn changes that paid, and of those that cost"""
@@ -119,13 +119,8 @@ def pairs(overview: Overview) -> Section:
 def _ranking_key(overview: Overview, times: Mapping[ComparisonKey, object]) -> ComparisonKey | None:
     """Return the comparison key by which the best candidate is ranked."""
     figure = overview.best.measurement if overview.best else None
-    own = [key for key in times if figure is not None and _has_key(figure, key)]
-    return next(iter([*own, *times]), None)
-
-
-def _has_key(figure: Measurement, key: ComparisonKey) -> bool:
-    model = model_of(figure.terms) if figure.kind is Kind.ESTIMATED else None
-    return ComparisonKey(figure.kind, model, figure.device, figure.policy) == key
+    own = key_of(figure) if figure else None
+    return own if own in times else next(iter(times), None)
 
 
 def _most_influential(tried: Sequence[tuple[Config, float]]) -> list[str]:
@@ -235,6 +230,7 @@ def lineage(overview: Overview) -> Section:
     text = f"From a start point to trial {overview.best.trial}: of two parents the faster is followed."
     drawn = [(s, s.candidate.measurement) for s in steps]
     known = [(s, m) for s, m in drawn if m is not None]
+    markers = [first_style(key_of(m)) for _, m in known]
     data = [
         {
             "type": "scatter",
@@ -250,7 +246,7 @@ def lineage(overview: Overview) -> Section:
                 f"#{s.candidate.trial}, {m.kind}, {m.compared_us:,.4g} µs{_gain_text(s)}<br>{escape_text(_changed(s))}"
                 for s, m in known
             ],
-            "marker": {"size": 9, "color": [_colour(m) for _, m in known], "symbol": [_symbol(m) for _, m in known]},
+            "marker": {"size": 9, "color": [m.colour for m in markers], "symbol": [m.symbol for m in markers]},
         }
     ]
     return Section(name, title, text, chart(data, {"type": "category"}, titled_axis("µs")), headings, rows)
@@ -279,16 +275,6 @@ def _changed(step: Step) -> str:
     return ", ".join(map(transition, step.changes)) or knobs(step.candidate.config)
 
 
-def _colour(figure: Measurement) -> str:
-    return {Kind.MEASURED: "#0072B2", Kind.RECORDED: "#009E73"}.get(
-        figure.kind, "#777777" if figure.by_formula else "#D55E00"
-    )
-
-
-def _symbol(figure: Measurement) -> str:
-    return {Kind.MEASURED: "circle", Kind.RECORDED: "square"}.get(figure.kind, "x" if figure.by_formula else "diamond")
-
-
 # ── sources ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -297,7 +283,7 @@ def sources(overview: Overview) -> Section:
     title = "Sources of proposals"
     followed: dict[tuple[int, str], list[int]] = {}
     for trial in overview.trials:
-        for source in believed(trial.operator):
+        for source in trusted_sources(trial.operator):
             followed.setdefault((trial.run, source), []).append(trial.trial)
     if not followed:
         return Section(
@@ -305,19 +291,8 @@ def sources(overview: Overview) -> Section:
         )
     total = Counter(trial.run for trial in overview.trials)
     rows = [
-        (str(run), source, f"{len(trials):,} of {total[run]:,}", _spans(trials))
+        (str(run), source, f"{len(trials):,} of {total[run]:,}", ranges(trials, "–", ", "))
         for (run, source), trials in sorted(followed.items())
     ]
     text = "The trials whose proposal followed a source. A source is followed as far as earlier trials confirmed it."
     return Section("sources", title, text, None, ("run", "source", "trials", "which"), rows)
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as spans: 1–4, 7."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in spans)

@@ -77,6 +77,13 @@ def kind_name(sort: ComparisonKey) -> str:
     return str(sort.kind)
 
 
+def first_style(sort: ComparisonKey) -> Style:
+    """Return the colour and the shape of a kind of figures, where no two sorts of one kind are drawn."""
+    kind = kind_name(sort)
+    colours, symbols = _STYLES[kind]
+    return Style(kind, colours[0], symbols[0])
+
+
 def styles(sorts: Iterable[ComparisonKey]) -> dict[ComparisonKey, Style]:
     """Return a name, a colour and a shape for each sort; those of one kind are similar."""
     of_kind: dict[str, list[ComparisonKey]] = {}
@@ -122,7 +129,7 @@ def titled_axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def points(x: Sequence[Any], y: Sequence[Any], style: Style, hover: Sequence[str], size: int = 6) -> dict[str, Any]:
-    """Return a scatter trace. Hover texts must be escaped by `shown`."""
+    """Return a scatter trace. Hover texts must be escaped by `escape_text`."""
     marker = {"color": style.colour, "symbol": style.symbol, "size": size, "opacity": size / 10}
     return {
         "type": "scatter",
@@ -137,7 +144,7 @@ def points(x: Sequence[Any], y: Sequence[Any], style: Style, hover: Sequence[str
 
 
 def line(x: Sequence[Any], y: Sequence[Any], name: str, colour: str, **style: Any) -> dict[str, Any]:
-    """Return a line trace. `name` must be escaped by `shown`."""
+    """Return a line trace. `name` must be escaped by `escape_text`."""
     return {
         "type": "scatter",
         "mode": "lines",

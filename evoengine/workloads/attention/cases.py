@@ -173,10 +173,7 @@ def affordable_keys(problem: AttentionProblem, config: Config) -> int:
 RISES = (7.9, 8.1, 15.9998, 16.5, 24.0, 40.0, 127.998, 140.0)
 """powers of two by which a maximum rises: about 2^8, the allowed lag of the maximum; values around which a weight just
 fits a half; and one for bf16"""
-BLOCKS = (
-    "several, with unlike numbers of tiles of rows",
-    "several tiles of rows of several heads and batch entries",
-)
+BLOCKS = ("several, with unlike numbers of tiles of rows", "several tiles of rows of several heads and batch entries")
 """kinds of blocks of a persistent kernel"""
 DIAGONAL = (
     "the last key that a row sees takes all weight",

@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from evoengine.devices import tensor_map
-from evoengine.devices.base import DTYPE_BYTES, TensorArgument, TensorMapArgument, TensorParameter
+from evoengine.devices.base import DTYPE_BYTES, TensorArgument
 from evoengine.devices.pool import PAGE, BlockArgument, BlockLaunch, BlockTrace, Pool
 from evoengine.records import Launch
 from evoengine.workloads.attention.full_size import FullCase, choose_blocks
 from evoengine.workloads.attention.problem import LSE, OUTPUT, AttentionProblem, parameters
 from evoengine.workloads.attention.tensors import TORCH_DTYPES, AttentionTensors
 from evoengine.workloads.base import Case, Drawn, FullSize, WrittenPart, WrongBlock
+from evoengine.workloads.tensors import check_tensor_maps
 
 POOL_PAGES = 256
 _UNWRITTEN = 0xFFFF
@@ -25,11 +25,7 @@ _Q, _K, _V = range(3)
 
 class AttentionFullSize(FullSize[FullCase]):
     def draw_blocks(self, case: FullCase, launch: Launch, seed: int) -> BlockLaunch:
-        whole = parameters(case.whole, case.config)
-        bytes_of = {p.name: p.bytes for p in whole if isinstance(p, TensorParameter)}
-        for found in whole:
-            if isinstance(found, TensorMapArgument):
-                tensor_map.check(found, bytes_of[found.tensor])
+        check_tensor_maps(parameters(case.whole, case.config))
         blocks = choose_blocks(case, launch, seed)
         own: list[BlockArgument] = list(parameters(case.problem, case.config))
         if case.draw:

@@ -10,7 +10,7 @@ import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, PassedParameter, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.errors import UsageError
-from evoengine.records import Config, Value
+from evoengine.records import Config, Value, named
 from evoengine.workloads.problem_text import LARGEST, both_lengths, read_parts, require_groups
 
 DTYPES = ("fp16", "bf16")
@@ -64,19 +64,9 @@ class AttentionProblem:
 
     def variables(self) -> Mapping[str, Value]:
         """Return the names that a space's expressions and templates may use, with their values."""
-        return {
-            "batch": self.batch,
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "seq_q": self.seq_q,
-            "seq_k": self.seq_k,
-            "head_dim": self.head_dim,
-            "head_dim_v": self.head_dim_v,
-            "dtype": self.dtype,
-            "element_bytes": DTYPE_BYTES[self.dtype],
-            "causal": self.causal,
-            **({LSE: True} if self.lse else {}),
-        }
+        sizes = "batch heads kv_heads seq_q seq_k head_dim head_dim_v dtype".split()
+        with_lse = {LSE: True} if self.lse else {}
+        return named(self, sizes) | {"element_bytes": DTYPE_BYTES[self.dtype], "causal": self.causal} | with_lse
 
 
 def parse_problem(text: str) -> AttentionProblem:

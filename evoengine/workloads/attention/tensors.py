@@ -22,12 +22,7 @@ from evoengine.workloads.coverage import Cell
 from evoengine.workloads.packages import PackageBaseline
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-BACKENDS = (
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-)
+BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 FUSED = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 """backends that never hold all scores at once"""
 SCORES_AT_ONCE = 1 << 26

@@ -19,7 +19,7 @@ from evoengine.workloads.attention_backward.full_size import FullCase, adds_up
 from evoengine.workloads.attention_backward.problem import LAST, PAIR, PREPARE, BackwardProblem, parameters
 from evoengine.workloads.attention_backward.tensors import gradients, partial_dq
 from evoengine.workloads.base import AnyWorkload, Case, Drawn, FullSize, Outputs, WrittenPart, WrongBlock, taken
-from evoengine.workloads.tensors import TORCH_DTYPES
+from evoengine.workloads.tensors import TORCH_DTYPES, written_elements
 
 POOL_PAGES = 256
 LIMIT = 1 << 26
@@ -105,16 +105,9 @@ class _Reader:
 
     def written(self, one: BlockTrace, name: str, dtype: str, first: int, count: int) -> torch.Tensor:
         """Return `count` elements of an output from `first` on, which must be all that the block wrote of it."""
-        bits, places, values = _BITS[DTYPE_BYTES[dtype]], [np.empty(0, np.int64)], []
-        for offset, page in sorted(one.pages[name], key=lambda page: page[0]):
-            elements = page.view(bits)
-            own = np.flatnonzero(elements != np.iinfo(bits).max)
-            places.append(own + offset // elements.itemsize)
-            values.append(elements[own])
-        found = np.concatenate(places)
+        found, data = written_elements(one, name, dtype)
         if not np.array_equal(found, np.arange(first, first + count)):
             raise WrongBlock(f"block {one.block} wrote {len(found)} elements of {name}, which are not its {count}")
-        data = np.concatenate(values) if values else np.empty(0, bits)
         return torch.from_numpy(data).view(TORCH_DTYPES[dtype])
 
     def of_rows(self, name: str, head: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from evoengine.devices.base import (
     TensorParameter,
 )
 from evoengine.errors import UsageError
-from evoengine.records import Config, Value
+from evoengine.records import Config, Value, named
 from evoengine.workloads.problem_text import both_lengths, read_parts, require_groups
 
 DTYPES = ("fp16", "bf16")
@@ -63,17 +63,8 @@ class BackwardProblem:
 
     def variables(self) -> Mapping[str, Value]:
         """Return the names that a space's expressions and templates may use, with their values."""
-        return {
-            "batch": self.batch,
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "seq_q": self.seq_q,
-            "seq_k": self.seq_k,
-            "head_dim": self.head_dim,
-            "dtype": self.dtype,
-            "element_bytes": DTYPE_BYTES[self.dtype],
-            "causal": self.causal,
-        }
+        sizes = "batch heads kv_heads seq_q seq_k head_dim dtype".split()
+        return named(self, sizes) | {"element_bytes": DTYPE_BYTES[self.dtype], "causal": self.causal}
 
 
 def parse_problem(text: str) -> BackwardProblem:

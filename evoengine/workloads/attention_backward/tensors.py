@@ -20,12 +20,7 @@ from evoengine.workloads.coverage import Cell
 from evoengine.workloads.packages import PackageBaseline
 from evoengine.workloads.tensors import TORCH_DTYPES
 
-BACKENDS = (
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-)
+BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 ENLARGED = 1.0 + 2.0**-5
 """factor of the O of the forward pass: with O itself, dQ and dK of a row that sees one key would be 0 whatever is
 computed, and a rounding could not be distinguished from a fault"""

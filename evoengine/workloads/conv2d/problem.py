@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from evoengine.errors import UsageError
-from evoengine.records import Value
+from evoengine.records import Value, named
 from evoengine.workloads.gemm.problem import BEHIND_SUMS, HALVES, NO_EPILOGUE, RESIDUAL, GemmProblem
 from evoengine.workloads.problem_text import LARGEST, read_parts
 
@@ -98,8 +98,7 @@ class Conv2dProblem:
 
     def variables(self) -> dict[str, Value]:
         """Return the names that a space's expressions and templates may use: those of the product and its own."""
-        own: dict[str, Value] = {name: getattr(self, name) for name in NUMBERS.values()}
-        return {**self.gemm.variables(), **own, "chunked": bool(self.chunked)}
+        return {**self.gemm.variables(), **named(self, NUMBERS.values()), "chunked": bool(self.chunked)}
 
 
 def parse_problem(text: str) -> Conv2dProblem:

@@ -44,12 +44,7 @@ class ConvolutionProblem:
 
     def variables(self) -> dict[str, Value]:
         """Return the names that a space's expressions and templates may use, with their values."""
-        return {
-            "width": self.width,
-            "height": self.height,
-            "filter_w": self.filter_w,
-            "filter_h": self.filter_h,
-        }
+        return {"width": self.width, "height": self.height, "filter_w": self.filter_w, "filter_h": self.filter_h}
 
 
 def parse_problem(text: str) -> ConvolutionProblem:

@@ -10,13 +10,7 @@ from torch.nn.functional import conv2d
 
 from evoengine.records import Config
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
-from evoengine.workloads.convolution import (
-    ORDINARY_COLUMNS,
-    ORDINARY_ROWS,
-    VALUES,
-    ConvolutionProblem,
-    tile_of,
-)
+from evoengine.workloads.convolution import ORDINARY_COLUMNS, ORDINARY_ROWS, VALUES, ConvolutionProblem, tile_of
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.full_size import FullCase
 from evoengine.workloads.tensors import Read, Rectangle, RectangleFullSize

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from evoengine.devices.base import (
-    DTYPE_BYTES,
     ConstantParameter,
     PassedParameter,
     ScratchParameter,
@@ -23,7 +22,7 @@ from evoengine.workloads.decode.cases import FullCase, step_keys
 from evoengine.workloads.decode.problem import COMBINED, DecodeProblem, block_rows, of_heads, parameters
 from evoengine.workloads.decode.tensors import OUTSIDE, numbers_of_heads
 from evoengine.workloads.full_size import chosen_blocks
-from evoengine.workloads.tensors import TORCH_DTYPES
+from evoengine.workloads.tensors import TORCH_DTYPES, written_elements
 
 POOL_PAGES = 256
 SHARPNESS = 4.0
@@ -173,16 +172,9 @@ def _rows_of_o(p: DecodeProblem, sequence: int, kv_head: int, rows: range) -> np
 
 def _written(one: BlockTrace, name: str, dtype: str, width: int, rows: np.ndarray) -> torch.Tensor:
     """Return rows of an output [len(rows), width], which must be all that the block wrote of it."""
-    bits, places, values = _BITS[DTYPE_BYTES[dtype]], [], []
-    for offset, page in sorted(one.pages[name], key=lambda page: page[0]):
-        elements = page.view(bits)
-        own = np.flatnonzero(elements != np.iinfo(bits).max)
-        places.append(own + offset // elements.itemsize)
-        values.append(elements[own])
-    found = np.concatenate(places) if places else np.empty(0, np.int64)
+    found, data = written_elements(one, name, dtype)
     if not np.array_equal(found, (rows[:, None] * width + np.arange(width)).reshape(-1)):
         raise WrongBlock(f"block {one.block} wrote {len(found)} elements of {name}, which are not its {len(rows)} rows")
-    data = np.concatenate(values) if values else np.empty(0, bits)
     return torch.from_numpy(data.reshape(len(rows), width)).view(TORCH_DTYPES[dtype])
 
 

@@ -50,22 +50,19 @@ def _several_queries(p: DecodeProblem) -> bool:
     return p.seq_q > 1 and _covered_by_flashinfer(p)
 
 
-def _flash_attention_2(package: ModuleType, p: DecodeProblem, inputs: Inputs) -> Call:
+def _flash_attention(package: ModuleType, p: DecodeProblem, inputs: Inputs, table: str) -> Call:
+    """Call FlashAttention, of which versions 2 and 3 have other names for the table; only 2 takes slopes."""
     given = _of_flash_attention(p)
     if p.page:
-        given["block_table"] = inputs["block_table"]
+        given[table] = inputs["block_table"]
     if p.alibi:
         given["alibi_slopes"] = inputs["slopes"]
     q, k, v, lengths = inputs["q"], _cache(p, inputs, "k"), _cache(p, inputs, "v"), inputs["lengths"]
     return lambda: {"o": package.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, **given)}
 
 
-def _flash_attention_3(package: ModuleType, p: DecodeProblem, inputs: Inputs) -> Call:
-    given = _of_flash_attention(p)
-    if p.page:
-        given["page_table"] = inputs["block_table"]
-    q, k, v, lengths = inputs["q"], _cache(p, inputs, "k"), _cache(p, inputs, "v"), inputs["lengths"]
-    return lambda: {"o": package.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, **given)}
+_flash_attention_2 = partial(_flash_attention, table="block_table")
+_flash_attention_3 = partial(_flash_attention, table="page_table")
 
 
 def _latent_3(package: ModuleType, p: DecodeProblem, inputs: Inputs) -> Call:

@@ -9,7 +9,7 @@ import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, ScratchParameter, TensorParameter
 from evoengine.errors import UsageError
-from evoengine.records import Config, Value
+from evoengine.records import Config, Value, named
 from evoengine.workloads.problem_text import LARGEST, read_parts, require_groups
 
 DTYPES = ("fp16", "bf16")
@@ -120,27 +120,9 @@ class DecodeProblem:
 
     def variables(self) -> dict[str, Value]:
         """Return the names that a space's expressions and templates may use, with their values."""
-        return {
-            "batch": self.batch,
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "group": self.group,
-            "seq_q": self.seq_q,
-            "seq_k": self.seq_k,
-            "head_dim": self.head_dim,
-            "head_dim_v": self.head_dim_v,
-            "latent": self.latent,
-            "dtype": self.dtype,
-            "element_bytes": DTYPE_BYTES[self.dtype],
-            "cache": self.cache,
-            "key_bytes": self.key_bytes,
-            "page": self.page,
-            "keys": self.keys,
-            "window": self.window,
-            "softcap": self.softcap,
-            "alibi": self.alibi,
-            "sinks": self.sinks,
-        }
+        sizes = "batch heads kv_heads group seq_q seq_k head_dim head_dim_v latent dtype".split()
+        features = "cache key_bytes page keys window softcap alibi sinks".split()
+        return named(self, sizes) | {"element_bytes": DTYPE_BYTES[self.dtype]} | named(self, features)
 
 
 def parse_problem(text: str) -> DecodeProblem:

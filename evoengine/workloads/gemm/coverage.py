@@ -79,7 +79,7 @@ def cells(problem: GemmProblem, config: Config) -> frozenset[Cell]:
         *pipeline_steps(config, tile_parts(config, tile_m, tile_n)),
         *(Cell("values", what) for what in VALUES),
         *(Cell("together", what) for what in TOGETHER.values()),
-        *(Cell("extents", axis) for axis in _own_extents(problem, config)),
+        *(Cell("extents", axis) for axis in own_extents(problem, config)),
     }
     if problem.out_dtype in HALVES:
         found.add(Cell("values", ROUNDINGS))
@@ -107,8 +107,8 @@ def visited(case: Case[GemmProblem], launch: Launch, visits: np.ndarray) -> froz
         *visited_remainders("rows", p.m, tile_m, whole.m, unit_m),
         *visited_remainders("columns", p.n, tile_n, whole.n, unit_n),
         *visited_remainders("products", p.k, tile_k, whole.k, unit_k),
-        *(Cell("together", what) for what in _together(p, config, launch, (unit_m, unit_n, unit_k))),
-        *(Cell("extents", axis) for axis in _own_extents(whole, config) if _has_own(p, whole, config, axis)),
+        *(Cell("together", what) for what in together(p, config, launch, (unit_m, unit_n, unit_k))),
+        *(Cell("extents", axis) for axis in own_extents(whole, config) if _has_own(p, whole, config, axis)),
     }
     # a warp's visits count only where all tiles have rows and columns of its own
     of_tile = tile_parts(config, (p.m - 1) % tile_m + 1, (p.n - 1) % tile_n + 1)
@@ -166,7 +166,7 @@ def waits_of(config: Config) -> tuple[VisitKind, list[range]]:
     return VisitKind.WAIT, [range(0, 4), range(4, 8)] if config.get("ping_pong") else [range(warps)]
 
 
-def _together(problem: GemmProblem, config: Config, launch: Launch, units_of: tuple[int, int, int]) -> Iterator[str]:
+def together(problem: GemmProblem, config: Config, launch: Launch, units_of: tuple[int, int, int]) -> Iterator[str]:
     p, tile_m, tile_n, tile_k = problem, *(int(config[name]) for name in ("tile_m", "tile_n", "tile_k"))
     unit_m, unit_n, _ = units_of
     if (p.m, p.n, p.k) == units_of:
@@ -202,7 +202,7 @@ def visited_squares(down: int, across: int) -> Iterator[str]:
         yield SEVERAL_SQUARES
 
 
-def _own_extents(problem: GemmProblem, config: Config) -> Iterator[str]:
+def own_extents(problem: GemmProblem, config: Config) -> Iterator[str]:
     """Yield the axes whose own length some case has, or all of it that there is time for."""
     yield "products"
     if problem.m <= MOST_TILES * int(config["tile_m"]):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from evoengine.devices.base import DTYPE_BYTES
 from evoengine.errors import UsageError
-from evoengine.records import Config, Value
+from evoengine.records import Config, Value, named
 from evoengine.workloads.problem_text import read_parts
 
 HALVES = ("fp16", "bf16")
@@ -126,22 +126,11 @@ class GemmProblem:
     def variables(self) -> dict[str, Value]:
         """Return the names that a space's expressions and templates may use, with their values."""
         return {
-            "m": self.m,
-            "n": self.n,
-            "k": self.k,
-            "batch": self.batch,
-            "batched": self.batched,
-            "dtype": self.dtype,
+            **named(self, ("m", "n", "k", "batch", "batched", "dtype")),
             "element_bytes": DTYPE_BYTES[self.dtype],
-            "epilogue": self.epilogue,
-            "a_layout": self.a_layout,
-            "b_layout": self.b_layout,
-            "residual": self.residual,
-            "out_dtype": self.out_dtype,
-            "scales": self.scales,
+            **named(self, ("epilogue", "a_layout", "b_layout", "residual", "out_dtype", "scales")),
             "byte_product": BYTES.get(self.dtype, ""),
-            "promoted": self.promoted,
-            "gated": self.gated,
+            **named(self, ("promoted", "gated")),
         }
 
     @property

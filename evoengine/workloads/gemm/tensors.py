@@ -33,7 +33,7 @@ from evoengine.workloads.gemm.problem import (
     sharers,
     whole_tiles,
 )
-from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
+from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize, normal_numbers, sampled_rows
 
 SAMPLED_ROWS = 128
 """rows of a whole problem that are compared in float64"""
@@ -48,12 +48,7 @@ class GemmTensors(Tensors[GemmProblem]):
     independent = frozenset({"normal"})
 
     def draw(self, case: Case[GemmProblem], seed: int, device: str = "cpu") -> Drawn:
-        problem = case.problem
-        generator = torch.Generator(device=device).manual_seed(seed)
-
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator, device=device)
-
+        problem, normal = case.problem, normal_numbers(seed, device)
         entries = [(normal(problem.m, problem.k), normal(problem.k, problem.n)) for _ in range(problem.batch)]
         bias = normal(problem.n)
         shaped = [shape_of(problem, case.draw)(*entry, bias) for entry in entries]
@@ -141,9 +136,7 @@ class GemmTensors(Tensors[GemmProblem]):
 
     def samples(self, problem: GemmProblem, inputs: Inputs, seed: int) -> Sequence[Sample[GemmProblem]]:
         """Return some rows of C with all columns, the first and the last among them; of a batch, in each entry."""
-        generator = torch.Generator().manual_seed(seed)
-        some = torch.randperm(problem.m, generator=generator)[:SAMPLED_ROWS]
-        rows = torch.unique(torch.cat([some, torch.tensor([0, problem.m - 1])])).to(inputs["a"].device)
+        rows = sampled_rows(problem.m, SAMPLED_ROWS, seed, inputs["a"].device)
         a = inputs["a"].index_select(-2 if problem.a_layout == "mk" else -1, rows)
         part = {**inputs, "a": a}
         if problem.scales in ("row", "block"):
@@ -542,11 +535,7 @@ class GemmFullSize(RectangleFullSize[GemmProblem]):
 
     def drawn(self, case: FullCase[GemmProblem], seed: int) -> Inputs:
         """Return the scales, and a bias of another dtype than A's; a residual is what the pool holds in its dtype."""
-        p, generator = case.problem, torch.Generator().manual_seed(seed)
-
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator)
-
+        p, normal = case.problem, normal_numbers(seed)
         found = draw_scales(p, FULL_SIZE, normal)
         if p.out_dtype != p.dtype:
             found["bias"] = whole_numbers(normal(p.n)).to(TORCH_DTYPES[p.out_dtype])

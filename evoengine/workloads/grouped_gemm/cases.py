@@ -21,7 +21,7 @@ from evoengine.workloads.coverage import (
     visited_steps,
     visits_by_block,
 )
-from evoengine.workloads.full_size import FullCase, few
+from evoengine.workloads.full_size import FullCase, cut, few
 from evoengine.workloads.gemm.cases import LONG, MOST_WORK, draw_of, step_of, units
 from evoengine.workloads.gemm.coverage import GROUP, VALUES, tile_parts, waits_of
 from evoengine.workloads.gemm.problem import blocks_of_cluster, cluster_extents, cluster_shape, tile_sizes
@@ -124,13 +124,9 @@ def _long_cases(problem: GroupedGemmProblem, config: Config) -> Iterator[Case[Gr
 def own_rows(problem: GroupedGemmProblem, config: Config) -> tuple[int, ...]:
     """Return the rows of all groups; large ones are cut where there is no time for all of their tiles."""
     tile, most = tile_sizes(config)[0], max(problem.rows)
-    while most > 1 and sum(-(-_cut(rows, most) // tile) for rows in problem.rows) > MOST_TILES:
+    while most > 1 and sum(-(-cut(rows, most) // tile) for rows in problem.rows) > MOST_TILES:
         most //= 2
-    return tuple(_cut(rows, most) for rows in problem.rows)
-
-
-def _cut(rows: int, most: int) -> int:
-    return rows if rows <= most else most - most // 2 + rows % max(1, most // 2)
+    return tuple(cut(rows, most) for rows in problem.rows)
 
 
 def _own_columns(problem: GroupedGemmProblem, config: Config) -> int:

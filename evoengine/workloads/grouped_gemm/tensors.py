@@ -21,7 +21,7 @@ from evoengine.workloads.full_size import FullCase
 from evoengine.workloads.gemm.problem import NO_SCALES, SCALED_TOGETHER, GemmProblem, cluster_shape
 from evoengine.workloads.gemm.tensors import FULL_SIZE, SAMPLED_ROWS, GemmTensors, draw_scales, numbers_at_full_size
 from evoengine.workloads.grouped_gemm.problem import GroupedGemmProblem
-from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
+from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize, normal_numbers, sampled_rows
 
 SEED_STEP = 7919
 """difference between the seeds of neighbouring groups"""
@@ -80,12 +80,9 @@ class GroupedGemmTensors(Tensors[GroupedGemmProblem]):
 
     def samples(self, problem: GroupedGemmProblem, inputs: Inputs, seed: int) -> Sequence[Sample[GroupedGemmProblem]]:
         """Return some rows of all groups with all columns, including the first and the last."""
-        p, generator = problem, torch.Generator().manual_seed(seed)
-        some = torch.randperm(p.total, generator=generator)[:SAMPLED_ROWS]
-        rows = torch.unique(torch.cat([some, torch.tensor([0, p.total - 1])]))
-        owner = torch.repeat_interleave(torch.arange(p.groups), torch.tensor(p.rows))[rows]
+        p, at = problem, sampled_rows(problem.total, SAMPLED_ROWS, seed, inputs["a"].device)
+        owner = torch.repeat_interleave(torch.arange(p.groups), torch.tensor(p.rows))[at.cpu()]
         sampled = replace(p, rows=tuple(torch.bincount(owner, minlength=p.groups).tolist()), m=0)
-        at = rows.to(inputs["a"].device)
         part = {**inputs, "a": inputs["a"][at], "ends": ends_of(sampled, str(at.device))}
         if p.scales in ("row", "block"):
             part["scale_a"] = inputs["scale_a"].index_select(-1, at)
@@ -158,11 +155,7 @@ class GroupedGemmFullSize(RectangleFullSize[GroupedGemmProblem]):
 
     def drawn(self, case: FullCase[GroupedGemmProblem], seed: int) -> Inputs:
         """Return the ends of groups, and the scales."""
-        p, generator = case.problem, torch.Generator().manual_seed(seed)
-
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator)
-
+        p, normal = case.problem, normal_numbers(seed)
         scales = draw_scales(p.whole, FULL_SIZE, normal)
         for name in ("a", "b") if scales else ():
             shape, own = p.scale_shape(name), scales[f"scale_{name}"]

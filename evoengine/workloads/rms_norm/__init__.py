@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
-from evoengine.records import Config, Launch, Plan, Value
+from evoengine.records import Config, Plan, Value
 from evoengine.space.symbol import int32, symbol
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
 from evoengine.workloads.coverage import Cell
@@ -53,12 +53,7 @@ class RmsNormProblem:
 
     def variables(self) -> dict[str, Value]:
         """Return the names that a space's expressions and templates may use, with their values."""
-        return {
-            "rows": self.rows,
-            "hidden": self.hidden,
-            "dtype": self.dtype,
-            "element_bytes": DTYPE_BYTES[self.dtype],
-        }
+        return {"rows": self.rows, "hidden": self.hidden, "dtype": self.dtype, "element_bytes": DTYPE_BYTES[self.dtype]}
 
 
 def parse_problem(text: str) -> RmsNormProblem:
@@ -80,6 +75,7 @@ class RmsNorm(Workload[RmsNormProblem]):
     baseline_label = "torch"
 
     parse = staticmethod(parse_problem)
+    visited = staticmethod(visited_rows)
 
     def flops(self, problem: RmsNormProblem) -> float:
         """Return five per element: the addition, a square and its sum, two products."""
@@ -101,17 +97,8 @@ class RmsNorm(Workload[RmsNormProblem]):
         )
 
     def cells(self, problem: RmsNormProblem, config: Config) -> frozenset[Cell]:
-        """Return remainders of rows, turns without a row, and what values must show."""
-        if not has_rows(config):
-            return frozenset()
         values = (*EXTREMES, TWO_CONSTANTS, *(() if problem.dtype == "fp32" else (INDEPENDENT,)))
-        return frozenset({*row_cells(problem.rows, problem.hidden, config), *(Cell("values", what) for what in values)})
-
-    def visited(self, case: Case[RmsNormProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
-        """Return the cells that a case visits by its rows."""
-        if case.whole is None or not has_rows(case.config):
-            return frozenset()
-        return frozenset(visited_rows(case.problem.rows, case.whole.rows, case.config))
+        return row_cells(problem.rows, problem.hidden, config, values)
 
     def parameters(self, problem: RmsNormProblem, config: Config) -> tuple[Parameter, ...]:
         shape, dtype = (problem.rows, problem.hidden), problem.dtype

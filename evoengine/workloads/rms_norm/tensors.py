@@ -12,7 +12,7 @@ from evoengine.records import Config
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.rms_norm import EPS, EXTREMES, INDEPENDENT, KINDS, TWO_CONSTANTS, RmsNormProblem
-from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
+from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize, normal_numbers, sampled_rows
 
 SAMPLED_ROWS = 256
 """number of rows of a whole problem that are compared in float64"""
@@ -33,12 +33,7 @@ class RmsNormTensors(Tensors[RmsNormProblem]):
     independent = frozenset({"16 bits"})
 
     def draw(self, case: Case[RmsNormProblem], seed: int, device: str = "cpu") -> Drawn:
-        problem = case.problem
-        generator = torch.Generator(device=device).manual_seed(seed)
-
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator, device=device)
-
+        problem, normal = case.problem, normal_numbers(seed, device)
         x, residual = normal(problem.rows, problem.hidden), normal(problem.rows, problem.hidden)
         x, residual = _SHAPED[case.draw](problem, x, residual)
         # No weight is near 0, so that an error in any column shows.
@@ -95,9 +90,7 @@ class RmsNormTensors(Tensors[RmsNormProblem]):
 
     def samples(self, problem: RmsNormProblem, inputs: Inputs, seed: int) -> Sequence[Sample[RmsNormProblem]]:
         """Return some rows, including the first and the last."""
-        generator = torch.Generator().manual_seed(seed)
-        some = torch.randperm(problem.rows, generator=generator)[:SAMPLED_ROWS]
-        rows = torch.unique(torch.cat([some, torch.tensor([0, problem.rows - 1])])).to(inputs["x"].device)
+        rows = sampled_rows(problem.rows, SAMPLED_ROWS, seed, inputs["x"].device)
         part = {"x": inputs["x"][rows], "residual": inputs["residual"][rows], "weight": inputs["weight"]}
 
         def take(outputs: Outputs) -> Outputs:

@@ -13,7 +13,7 @@ import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorParameter
 from evoengine.errors import UsageError
-from evoengine.records import Config, Launch, Plan, Value
+from evoengine.records import Config, Plan, Value
 from evoengine.space.symbol import int32, symbol
 from evoengine.workloads.base import Case, FullSize, LaunchOf, Tensors, Tolerance, Workload
 from evoengine.workloads.coverage import Cell
@@ -180,6 +180,7 @@ class Rowwise(Workload[RowwiseProblem]):
     baseline_label = "torch"
 
     parse = staticmethod(parse_problem)
+    visited = staticmethod(visited_rows)
 
     def flops(self, problem: RowwiseProblem) -> float:
         return problem.of.flops * problem.rows * problem.hidden
@@ -202,17 +203,7 @@ class Rowwise(Workload[RowwiseProblem]):
         )
 
     def cells(self, problem: RowwiseProblem, config: Config) -> frozenset[Cell]:
-        """Return remainders of rows, turns without a row, and what values must show."""
-        if not has_rows(config):
-            return frozenset()
-        values = (*problem.of.kinds, INDEPENDENT)
-        return frozenset({*row_cells(problem.rows, problem.hidden, config), *(Cell("values", what) for what in values)})
-
-    def visited(self, case: Case[RowwiseProblem], launch: Launch, visits: np.ndarray) -> frozenset[Cell]:
-        """Return the cells that a case visits by its rows."""
-        if case.whole is None or not has_rows(case.config):
-            return frozenset()
-        return frozenset(visited_rows(case.problem.rows, case.whole.rows, case.config))
+        return row_cells(problem.rows, problem.hidden, config, (*problem.of.kinds, INDEPENDENT))
 
     def parameters(self, problem: RowwiseProblem, config: Config) -> tuple[Parameter, ...]:
         of = problem.of

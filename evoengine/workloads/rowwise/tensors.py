@@ -15,7 +15,7 @@ from evoengine.workloads.coverage import Cell
 from evoengine.workloads.full_size import FullCase
 from evoengine.workloads.rows import MANY_ROWS, rows_of
 from evoengine.workloads.rowwise import EXPONENTIAL_ROWS, INDEPENDENT, NORM_ROWS, RowwiseProblem
-from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
+from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize, normal_numbers, sampled_rows
 
 SAMPLED_ROWS = 256
 """number of rows of a whole problem that are compared in float64"""
@@ -104,12 +104,7 @@ class RowwiseTensors(Tensors[RowwiseProblem]):
     independent = frozenset({"16 bits"})
 
     def draw(self, case: Case[RowwiseProblem], seed: int, device: str = "cpu") -> Drawn:
-        p = case.problem
-        generator = torch.Generator(device=device).manual_seed(seed)
-
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator, device=device)
-
+        p, normal = case.problem, normal_numbers(seed, device)
         inputs = {}
         for name in p.of.inputs:
             shape, dtype = p.tensor(name)
@@ -188,9 +183,7 @@ class RowwiseTensors(Tensors[RowwiseProblem]):
 
     def samples(self, problem: RowwiseProblem, inputs: Inputs, seed: int) -> Sequence[Sample[RowwiseProblem]]:
         """Return some rows, including the first and the last."""
-        generator = torch.Generator().manual_seed(seed)
-        some = torch.randperm(problem.rows, generator=generator)[:SAMPLED_ROWS]
-        rows = torch.unique(torch.cat([some, torch.tensor([0, problem.rows - 1])])).to(inputs["x"].device)
+        rows = sampled_rows(problem.rows, SAMPLED_ROWS, seed, inputs["x"].device)
         of_rows = {name for name, shape in problem.of.inputs.items() if shape.startswith("rows")}
         part = {name: tensor[rows] if name in of_rows else tensor for name, tensor in inputs.items()}
 
@@ -341,11 +334,7 @@ class RowwiseFullSize(RectangleFullSize[RowwiseProblem]):
 
     def drawn(self, case: FullCase[RowwiseProblem], seed: int) -> Inputs:
         """Return labels, positions, and the cosines and sines."""
-        p, generator = case.problem, torch.Generator().manual_seed(seed)
-
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator)
-
+        p, normal = case.problem, normal_numbers(seed)
         own = [name for name in p.of.inputs if name in ("labels", "positions", "cos_sin")]
         return {name: _beside_x(p, name, normal, False).to(TORCH_DTYPES[p.tensor(name)[1]]) for name in own}
 

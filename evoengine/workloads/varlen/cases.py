@@ -24,6 +24,7 @@ from evoengine.workloads.coverage import (
     visited_steps,
     visits_by_block,
 )
+from evoengine.workloads.full_size import cut
 from evoengine.workloads.varlen.problem import VarlenProblem
 
 MORE_BLOCKS = "more than there are tiles of rows"
@@ -131,15 +132,11 @@ def own_lengths(problem: VarlenProblem, config: Config) -> VarlenProblem | None:
     """Return all sequences of the problem over one head, long ones cut; None where they take too long all the same."""
     tile = 2 * max(int(config.get("tile_m", 64)), int(config.get("tile_n", 64)))
     for most in (max(*problem.lens, *problem.kv_lens), 8 * tile, 2 * tile, tile // 2, 8, 1):
-        lens, keys = (tuple(_cut(length, most) for length in own) for own in (problem.lens, problem.kv_lens))
+        lens, keys = (tuple(cut(length, most) for length in own) for own in (problem.lens, problem.kv_lens))
         own = replace(problem, heads=1, kv_heads=1, lens=lens, kv_lens=keys, pool=0)
         if own.total_q and _work(own, config) <= MOST_WORK:
             return own
     return None
-
-
-def _cut(length: int, most: int) -> int:
-    return length if length <= most else most - most // 2 + length % max(1, most // 2)
 
 
 def _work(problem: VarlenProblem, config: Config) -> int:

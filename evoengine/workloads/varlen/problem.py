@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from evoengine.devices.base import DTYPE_BYTES
 from evoengine.errors import UsageError
-from evoengine.records import Value
+from evoengine.records import Value, named
 from evoengine.workloads.attention.problem import DTYPES, HEAD_DIMS
 from evoengine.workloads.problem_text import LARGEST, read_parts, read_runs, require_groups, written_runs
 
@@ -106,18 +106,13 @@ class VarlenProblem:
     def variables(self) -> dict[str, Value]:
         """Return the names that a space's expressions and templates may use, with their values."""
         return {
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "head_dim": self.head_dim,
+            **named(self, ("heads", "kv_heads", "head_dim")),
             "head_dim_v": self.head_dim,
             "dtype": self.dtype,
             "element_bytes": DTYPE_BYTES[self.dtype],
-            "causal": self.causal,
-            "page": self.page,
+            **named(self, ("causal", "page")),
             "most_rows": max(self.total_q, self.pool * max(1, self.page)),
-            "sequences": self.sequences,
-            "total_q": self.total_q,
-            "total_kv": self.total_kv,
+            **named(self, ("sequences", "total_q", "total_kv")),
             "mean_keys": max(1, round(self.scores / max(1, self.total_q))),
             **{f"row_tiles_{rows}": self.row_tiles(rows) for rows in TILE_ROWS},
         }

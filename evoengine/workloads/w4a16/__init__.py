@@ -9,13 +9,7 @@ from math import prod
 
 import numpy as np
 
-from evoengine.devices.base import (
-    DTYPE_BYTES,
-    Parameter,
-    ScalarArgument,
-    TensorMapArgument,
-    TensorParameter,
-)
+from evoengine.devices.base import DTYPE_BYTES, Parameter, ScalarArgument, TensorMapArgument, TensorParameter
 from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, FullSize, Tensors, Workload
 from evoengine.workloads.full_size import FullCase

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 
@@ -28,15 +27,14 @@ from evoengine.workloads.gemm.coverage import (
     STREAM,
     TOGETHER,
     VALUES,
-    of_stream,
+    own_extents,
     pipeline_steps,
     tile_parts,
+    together,
     waits_of,
 )
 from evoengine.workloads.gemm.problem import (
-    blocks_of_cluster,
     cluster_shape,
-    cluster_tiles,
     most_sharers,
     parts,
     split_k,
@@ -164,7 +162,7 @@ def cells(problem: W4A16Problem, config: Config) -> frozenset[Cell]:
         *_steps(problem, config),
         *(Cell("values", what) for what in (*VALUES, EVERY_WEIGHT, ROUNDINGS)),
         *(Cell("together", what) for what in TOGETHER.values()),
-        *(Cell("extents", axis) for axis in _own_extents(problem, config)),
+        *(Cell("extents", axis) for axis in own_extents(problem.gemm, config)),
     }
     if int(config.get("group_m", 1)) > 1:
         found.add(Cell("together", GROUP))
@@ -198,8 +196,8 @@ def visited(case: Case[W4A16Problem], launch: Launch, visits: np.ndarray) -> fro
         *visited_remainders("rows", p.m, tile_m, whole.m),
         *visited_remainders("columns", p.n, tile_n, whole.n, PACKED),
         *visited_remainders("products", p.k, tile_k, whole.k, whole.group),
-        *(Cell("together", what) for what in _together(p, config, launch)),
-        *(Cell("extents", axis) for axis in _own_extents(whole, config) if own[axis]),
+        *(Cell("together", what) for what in together(p.gemm, config, launch, (1, PACKED, p.group))),
+        *(Cell("extents", axis) for axis in own_extents(whole.gemm, config) if own[axis]),
     }
     # a warp's visits count only if all tiles have rows and columns of its own
     of_tile = tile_parts(config, (p.m - 1) % tile_m + 1, (p.n - 1) % tile_n + 1)
@@ -214,36 +212,3 @@ def visited(case: Case[W4A16Problem], launch: Launch, visits: np.ndarray) -> fro
 def _persistent(config: Config) -> bool:
     """Return whether blocks process several tiles, whose steps pass through their buffers consecutively."""
     return config.get("schedule") == "persistent"
-
-
-def _together(p: W4A16Problem, config: Config, launch: Launch) -> Iterator[str]:
-    tile_m, tile_n, tile_k = tile_sizes(config)
-    if (p.m, p.n, p.k) == (1, PACKED, p.group):
-        yield TOGETHER["a single element"]
-    if p.n == PACKED and p.m > tile_m:
-        yield TOGETHER["a column"]
-    if p.m == 1 and p.n > tile_n:
-        yield TOGETHER["a row"]
-    if not (p.m % tile_m or p.n % tile_n or p.k % tile_k):
-        yield TOGETHER["a whole tile"]
-    group = int(config.get("group_m", 1))
-    if -(-p.m // tile_m) % group and p.n > tile_n * cluster_shape(config)[1] and p.m > group * tile_m:
-        yield GROUP
-    tiles, clusters = cluster_tiles(p.gemm, config), prod(launch.grid) // blocks_of_cluster(config)
-    if _persistent(config) and tiles > clusters > 1 and tiles % clusters:
-        yield PERSISTENT[0]
-    if _persistent(config) and tiles > 2 * clusters and p.k > int(config["stages"]) * tile_k:
-        yield PERSISTENT[1]
-    if -(-p.k // tile_k) < split_k(config):
-        yield NO_STEP
-    yield from of_stream(p.gemm, config)
-
-
-def _own_extents(problem: W4A16Problem, config: Config) -> Iterator[str]:
-    """Yield the axes whose own length some case has, or as much of it as is affordable."""
-    tile_m, tile_n, _ = tile_sizes(config)
-    yield "products"
-    if problem.m <= MOST_TILES * tile_m:
-        yield "rows"
-    if problem.n <= MOST_TILES * tile_n:
-        yield "columns"

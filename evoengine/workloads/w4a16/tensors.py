@@ -25,7 +25,7 @@ from evoengine.workloads.gemm.tensors import (
     shape_of,
     whole_numbers,
 )
-from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
+from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize, normal_numbers, sampled_rows
 from evoengine.workloads.w4a16.cases import EVERY_WEIGHT
 from evoengine.workloads.w4a16.problem import MIDDLE, PACKED, W4A16Problem
 
@@ -47,11 +47,7 @@ class W4A16Tensors(Tensors[W4A16Problem]):
     independent = frozenset({"normal"})
 
     def draw(self, case: Case[W4A16Problem], seed: int, device: str = "cpu") -> Drawn:
-        p, generator = case.problem, torch.Generator(device=device).manual_seed(seed)
-
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator, device=device)
-
+        p, normal = case.problem, normal_numbers(seed, device)
         a, _, bias = shape_of(p.gemm, case.draw)(normal(p.m, p.k), normal(p.k, 1), normal(p.n))
         if case.draw == "large products" and p.dtype == "bf16":
             a, bias = a * BEYOND_HALF, bias * BEYOND_HALF
@@ -95,9 +91,7 @@ class W4A16Tensors(Tensors[W4A16Problem]):
 
     def samples(self, problem: W4A16Problem, inputs: Inputs, seed: int) -> Sequence[Sample[W4A16Problem]]:
         """Return some rows of C with all columns, the first and the last among them."""
-        generator = torch.Generator().manual_seed(seed)
-        some = torch.randperm(problem.m, generator=generator)[:SAMPLED_ROWS]
-        rows = torch.unique(torch.cat([some, torch.tensor([0, problem.m - 1])])).to(inputs["a"].device)
+        rows = sampled_rows(problem.m, SAMPLED_ROWS, seed, inputs["a"].device)
         part = {**inputs, "a": inputs["a"][rows]}
         return (Sample(replace(problem, m=len(rows)), part, lambda outputs: {"c": outputs["c"][rows]}),)
 

@@ -15,7 +15,7 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, int valid
 // Closes a group of this thread's copies; an empty group is one too.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most PENDING of this thread's latest groups are under way.
+// Waits until at most PENDING of this thread's latest groups are in flight.
 template <int PENDING>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");

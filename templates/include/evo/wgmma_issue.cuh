@@ -30,7 +30,7 @@ __device__ __forceinline__ void issue(Accumulator<N, Sum>& acc, const A& a, cons
     wgmma_commit();
 }
 
-// Until at most PENDING of the latest groups are under way; the product that this ends may be read from then on.
+// Until at most PENDING of the latest groups are in flight; the product that this ends may be read from then on.
 template <int PENDING, int N, class Sum>
 __device__ __forceinline__ void wait_for(Accumulator<N, Sum>& acc) {
     wgmma_wait<PENDING>();
