@@ -22,9 +22,12 @@ from evoengine.sandbox.host_compiler import cache_folder, prune
 from evoengine.sass.cubin import whole_image
 from evoengine.sass.listing import disassemble
 from evoengine.stages.compile import CompileFailed
+from evoengine.stages.includes import C_HEADERS
 from evoengine.stages.toolchain import compiler_version, include_folders, nvrtc
 
 FLAGS = ("--std=c++17",)
+
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"]([\w.]+)[>\"]", re.MULTILINE)
 
 KEPT = 20_000
 """limit of cached binaries with their listings, about 50 KB each"""
@@ -63,8 +66,12 @@ class OldNvrtc:
         """Return the cubin. Raises CompileFailed with the compiler's first error."""
         given = [option.encode() for option in (f"--gpu-architecture={arch}", *FLAGS, *options, *_includes())]
         program = ctypes.c_void_p()
-        source = text.encode()
-        self._check(self._api.nvrtcCreateProgram(ctypes.byref(program), source, b"kernel.cu", 0, None, None))
+        headers = [
+            (ctypes.c_char_p * len(C_HEADERS))(*(each.encode() for each in column))
+            for column in (C_HEADERS.values(), C_HEADERS)
+        ]
+        of_text = text.encode(), b"kernel.cu", len(C_HEADERS), *headers
+        self._check(self._api.nvrtcCreateProgram(ctypes.byref(program), *of_text))
         try:
             status = self._api.nvrtcCompileProgram(program, len(given), (ctypes.c_char_p * len(given))(*given))
             if status:
@@ -95,7 +102,8 @@ class InstalledNvrtc:
 
     def compile(self, text: str, arch: str, options: Sequence[str]) -> bytes:
         api = nvrtc()
-        program = api.createProgram(text, "kernel.cu", (), ())
+        headers = (tuple(each.encode() for each in column) for column in (C_HEADERS.values(), C_HEADERS))
+        program = api.createProgram(text, "kernel.cu", *headers)
         try:
             api.compileProgram(program, (f"--gpu-architecture={arch}", *FLAGS, *options, *_includes()))
             return whole_image(api.getCUBIN(program))
@@ -144,7 +152,9 @@ def _includes() -> list[str]:
 
 def compile_and_list(compiler: OldNvrtc | InstalledNvrtc, text: str, arch: str, options: Sequence[str]) -> Compiled:
     """Compile and disassemble, or take both from the user's cache. Raises CompileFailed."""
-    parts = (compiler.name, arch, *FLAGS, *options, text)
+    # a cached result holds as long as the headers of the C library that the text includes stay as they are
+    included = [C_HEADERS[name] for name in _INCLUDE.findall(text) if name in C_HEADERS]
+    parts = (compiler.name, arch, *FLAGS, *options, text, *included)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     folder = cache_folder("recorded-kernels")
     kept = folder / f"{key}.json.gz"

@@ -44,8 +44,8 @@ FILLS = "zero, one, normal, uniform, random, a number, or expr: NAME(i) = FORMUL
 MAPPED_DTYPES = ("fp16", "bf16", "fp32")
 KINDS = ("buffer", "scalar", "struct", "tensor_map")
 VECTORS = {"char": "int8", "short": "int16", "int": "int32", "float": "float32", "double": "float64"}
-LARGEST_STRUCT = 4096
-"""bytes of a kernel's parameters"""
+LARGEST_STRUCT = 32764
+"""bytes of a kernel's parameters from CUDA 12.1 on (CUDA C++ Programming Guide, Function Parameters)"""
 CONTRADICTS = 1.05
 """ratio from which on two times of a configuration contradict each other"""
 

@@ -26,6 +26,7 @@ LARGEST = 1 << 31
 """bytes that a section without contents, a frame or a block's shared memory may claim"""
 
 _PARAM_CBANK, _KPARAM_INFO, _MAX_THREADS, _REQUIRED_THREADS = 0x0A, 0x17, 0x05, 0x10
+_LARGE_KPARAM_INFO = 0x45  # of kernels whose parameters exceed 4 KB, with sizes in bytes
 _FRAME_SIZE, _MIN_STACK_SIZE, _REGISTERS, _CLUSTER = 0x11, 0x12, 0x2F, 0x3D
 _MBARRIERS, _BARRIERS, _CALL_STACK = 0x38, 0x4C, 0x1E
 _BARRIERS_IN_FLAGS, _MOST_BARRIERS = (
@@ -255,6 +256,9 @@ def _parameters(own: Mapping[int, list[bytes]], base: int, bank_bytes: int) -> t
     for value in own.get(_KPARAM_INFO, ()):
         _, ordinal_and_offset, layout = _words(value, 3)
         found[ordinal_and_offset & 0xFFFF] = (base + (ordinal_and_offset >> 16), layout >> 18)
+    for value in own.get(_LARGE_KPARAM_INFO, ()):
+        _, ordinal_and_offset, size = _words(value, 3)
+        found[ordinal_and_offset & 0xFFFF] = (base + (ordinal_and_offset >> 16), size)
     for ordinal, (offset, size) in found.items():
         if offset + size > bank_bytes:
             raise UsageError(

@@ -19,7 +19,9 @@ from evoengine.sass.launch import Launch
 from evoengine.sass.model import compared, count_block, count_lone_warp
 
 WHOLE_LIMIT = 60_000_000
-"""warp instructions of a cluster that are counted; the work of a longer one is not known"""
+"""warp instructions of a cluster that are counted"""
+EXTRAPOLATED = 6_000_000
+"""the same of a longer one, whose end its loops tell; the work of one whose loops do not is not known"""
 MOST_COUNTED = 5
 """clusters as long as that which are counted of a launch"""
 UNLIKE = 0.02
@@ -29,6 +31,9 @@ SAMPLED, ROWS_SAMPLED = 8, 16
 at a time"""
 MOST_PLACED = 20_000
 """clusters placed one by one; of more, a part of the rows on a part of the SMs stands for all"""
+FEWEST_CROSSED, CROSSED = 4, 1.5
+"""rows and columns of a grid, and the ratio of lengths of two clusters of a row or column, from which on both tell how
+long a cluster is"""
 SHORT = 50_000
 """warp instructions of blocks that are counted whole to see whether they differ; of longer ones one warp is"""
 LONE, WHOLE = 1_000_000, 6_000_000
@@ -134,14 +139,20 @@ def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
     def of(cluster: int) -> Mapping[str, float]:
         nonlocal left
         most = min(left, WHOLE_LIMIT)
-        counts = count_block(program, launch, grid.block(cluster), max(1, most // grid.together))
-        if not counts["complete"]:
+        block = grid.block(cluster)
+        counts = count_block(program, launch, block, max(1, min(most, EXTRAPOLATED) // grid.together))
+        if not counts["complete"] and counts["end"] <= most:
+            counts = count_block(program, launch, block, max(1, most // grid.together))
+        left -= int(counts["instructions"])
+        if counts["complete"]:
+            return counts
+        if not (end := counts.pop("end")):
             raise KernelFailure(
-                f"more than {most:,} warp instructions of block {grid.block(cluster)} and no end: "
+                f"more than {most:,} warp instructions of block {block} and no end: "
                 "its work is not known, so no time can be predicted"
             )
-        left -= int(counts["instructions"])
-        return counts
+        share = counts["instructions"] / end
+        return {name: count / share for name, count in counts.items()}
 
     if launch.unequal_indices and (work := _each_by_itself(program, launch, grid, of)):
         return work
@@ -153,7 +164,7 @@ def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
     last_warp = math.ceil(math.prod(launch.threads) / 32) - 1
 
     def like_inside(cluster: int, last: bool = False) -> bool:
-        if inside["instructions"] > SHORT:
+        if SHORT < inside["instructions"] <= WHOLE_LIMIT:
             try:
                 warp, expected = (last_warp, "of_last_warps") if last else (0, "of_first_warps")
                 return _near(inside[expected], count_lone_warp(program, launch, grid.block(cluster), warp, WHOLE_LIMIT))
@@ -162,12 +173,17 @@ def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
         return _alike(inside, of(cluster))
 
     other_row = int(0.382 * grid.rows)  # at no edge, and no simple fraction, after which an order may repeat
-    if grid.rows >= ROWS_SAMPLED and not like_inside(grid.at(column, other_row)):
+    rows_differ = grid.rows >= ROWS_SAMPLED and not like_inside(grid.at(column, other_row))
+    columns_differ = not rows_differ and grid.columns > 2 and not like_inside(0)
+    crossed = (rows_differ or columns_differ) and _is_crossed(program, launch, grid, rows_differ)
+    if crossed and (work := _each_by_itself(program, launch, grid, of)):
+        return work
+    if rows_differ:
         rows = np.unique(((np.arange(ROWS_SAMPLED) + 0.5) * grid.rows / ROWS_SAMPLED).astype(int))
         sampled = [of(grid.at(column, int(r))) for r in rows]
         along, known = _between(program, launch, grid, [grid.at(column, r) for r in range(grid.rows)], rows, sampled)
         return Work(_of_lengths(sampled, along), np.repeat(along, grid.columns), known)
-    if not like_inside(0) and grid.columns > 2:
+    if columns_differ:
         columns = _spread_out(grid.columns, ROWS_SAMPLED if grid.rows == 1 else SAMPLED)
         sampled = [of(grid.at(int(c), row)) for c in columns]
         along, known = _between(program, launch, grid, [grid.at(c, row) for c in range(grid.columns)], columns, sampled)
@@ -176,6 +192,32 @@ def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
         return _all_alike(inside)
     edges = _edges(grid)
     return _all_alike(_mean([of(grid.at(x, y)) for x, y, _ in edges], [weight for _, _, weight in edges]))
+
+
+def _is_crossed(program: Program, launch: Launch, grid: Grid, rows_differ: bool) -> bool:
+    """Return whether a cluster's length is told neither by its row nor by its column alone, as in half of a matrix.
+
+    `rows_differ` says which of the two is taken to tell it. One warp of some clusters inside the grid is counted; where
+    it waits for others, nothing is known and the result is False.
+    """
+
+    def lone(column: int, row: int) -> int:
+        return count_lone_warp(program, launch, grid.block(grid.at(column, row)), 0, SHORT)
+
+    column, row = grid.middle
+    plane = grid.size[1] if grid.size[1] >= FEWEST_CROSSED else grid.rows
+    if min(grid.columns, plane) < FEWEST_CROSSED:
+        return False
+    first = grid.rows // 2 // plane * plane
+    try:
+        for x, y in itertools.product(*((size // 4, 3 * size // 4) for size in (grid.columns, plane))):
+            r = first + y
+            one, other = lone(x, r), lone(column, r) if rows_differ else lone(x, row)
+            if max(one, other) > CROSSED * min(one, other):
+                return True
+    except KernelFailure:
+        pass
+    return False
 
 
 def _each_by_itself(

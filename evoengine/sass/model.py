@@ -153,15 +153,21 @@ def addresses(program: Program) -> list[int]:
 
 
 def count_block(program: Program, launch: Launch, block: int, limit: int) -> dict[str, float]:
-    """Return what a block does within `limit` warp instructions; raises KernelFailure where it cannot run."""
+    """Return what a block does within `limit` warp instructions; raises KernelFailure where it cannot run.
+
+    If it has not ended by then (`complete` is 0), `end` is at how many instructions it would, should its loops go on
+    as they did; 0 if they do not tell.
+    """
     names = _names("sass_count_names")
-    counts = (ctypes.c_double * len(names))()
+    counts, end = (ctypes.c_double * len(names))(), ctypes.c_double()
     message = ctypes.create_string_buffer(_MESSAGE)
     status = library().sass_count(
-        program.handle, launch.reference(), ctypes.c_uint64(block), ctypes.c_uint64(limit), counts, message, _MESSAGE
-    )
+        program.handle, launch.reference(), ctypes.c_uint64(block), ctypes.c_uint64(limit), counts, ctypes.byref(end),
+        message, _MESSAGE,
+    )  # fmt: skip
     check(status, message)
-    return dict(zip(names, counts, strict=True))
+    found = dict(zip(names, counts, strict=True))
+    return found if found["complete"] else found | {"end": end.value}
 
 
 def count_lone_warp(program: Program, launch: Launch, block: int, warp: int, limit: int) -> int:

@@ -24,8 +24,8 @@ from evoengine.errors import UsageError
 from evoengine.space.expression import Expression, Scope, Undefined
 from evoengine.space.symbol import Symbol, typed
 
-MOST_BYTES = 4096
-"""limit of the bytes of a struct, and of all parameters of a kernel before CUDA 12.1"""
+MOST_BYTES = 32764
+"""limit of the bytes of all parameters of a kernel from CUDA 12.1 on, 4096 before (CUDA C++ Programming Guide)"""
 MOST_RANK = 5
 SCALARS = {
     "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q", "uint64": "Q",

@@ -204,7 +204,7 @@ def test_a_text_that_the_compiler_rejects_is_named_with_its_line_and_exit_code_1
     ("changes", "said"),
     [
         ({"grid": []}, "grid has 0 dimensions"),
-        ({"arguments": [{"name": "s", "kind": "struct", "bytes": 0, "parts": []}]}, "a struct has 1 to 4096"),
+        ({"arguments": [{"name": "s", "kind": "struct", "bytes": 0, "parts": []}]}, "a struct has 1 to 32764"),
         ({"arguments": [{"name": "p", "kind": "pointer", "dtype": "int8"}]}, "known are buffer, scalar, struct"),
         ({"arguments": [{"name": "b", "dtype": "float5", "elements": 1}]}, "and vectors as char2"),
     ],

@@ -8,10 +8,11 @@ import json
 import numpy as np
 import pytest
 
-from evoengine.accuracy.compilers import OldNvrtc, compile_and_list
+from evoengine.accuracy.compilers import InstalledNvrtc, OldNvrtc, compile_and_list
 from evoengine.accuracy.dataset import Buffer, find_kernels, read_kernel, read_recording
 from evoengine.cuda_files import wheel_folders
 from evoengine.errors import UsageError
+from evoengine.sass.cubin import kernel_names
 from evoengine.stages.compile import CompileFailed
 from evoengine.stages.toolchain import compiler_version
 from tests.benchmarks.conftest import CONFIGS, DESCRIPTION, ELEMENTS, made_up_us
@@ -238,3 +239,9 @@ def test_a_text_that_does_not_compile_gives_its_first_error_each_time(library):
     for _ in range(2):  # the second time from the cache
         with pytest.raises(CompileFailed, match=r"kernel.cu\(1\): error: "):
             compile_and_list(compiler, "int f() { return x; }", "sm_86", ())
+
+
+def test_a_text_may_include_the_headers_of_c_that_a_search_takes():
+    text = "#include <stdint.h>\n#include <cfloat>\n"
+    text += 'extern "C" __global__ void f(uint8_t* o, float x) { *o = x < FLT_MAX; }'
+    assert kernel_names(compile_and_list(InstalledNvrtc(), text, "sm_86", ()).cubin) == ["f"]

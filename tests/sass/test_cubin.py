@@ -46,6 +46,18 @@ def test_every_parameter_has_its_offset_and_size(kernel):
     assert len(kernel.banks[0]) == first + 64
 
 
+LARGE = """
+struct Large { float v[3000]; };
+extern "C" __global__ void large(const __grid_constant__ Large s, float* o, int n) { o[threadIdx.x] = s.v[n]; }
+"""
+
+
+def test_parameters_of_more_than_4_kb_have_their_offsets_and_sizes_too():
+    kernel = read_kernel(compiled(LARGE, "large", "sm_90a").cubin, "large")
+    first = kernel.parameters_at
+    assert kernel.parameters == ((first, 12000), (first + 12000, 8), (first + 12008, 4))
+
+
 def test_constants_and_their_first_values_are_found_by_name(kernel):
     assert kernel.constants == {"table": (0, 28), "other": (28, 12)}
     assert np.frombuffer(kernel.banks[3], np.float32, 7).tolist() == [1, 2, 3, 4, 5, 6, 7]

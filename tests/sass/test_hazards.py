@@ -186,3 +186,14 @@ def test_an_atomic_reads_its_value_later_than_its_address(atomic, stall):
 
     assert ("reads R5 1 clocks after" in hazards_of("R5")) == (stall == 1)
     assert "reads R3" in hazards_of("R3")
+
+
+@pytest.mark.parametrize(("branch", "goes_on"), [("BRX R4 -0x20", False), ("BRXU UR4 -0x20", False), ("NOP", True)])
+def test_a_branch_to_the_address_in_a_register_does_not_go_on_behind_it(branch, goes_on):
+    """As ptxas has BRXU in kernels that return from a part of their own by uniform registers."""
+    listing = written_out(
+        ("MUFU.EX2 R3, R3", 0, 7, 0), (branch, 7, 7, 0), ("FADD R5, R3, R3", 7, 7, 0), ("EXIT", 7, 7, 1)
+    )
+    program = Program(listing, "kernel")
+    assert not program.unknown
+    assert bool(program.hazards(80, 32)[0]) == goes_on

@@ -23,6 +23,7 @@ from evoengine.sass.predict import (
 from tests.support.cluster_kernels import pair_text
 from tests.support.exhaustive import more
 from tests.support.machine_code import program_of
+from tests.support.tma_kernels import store_text, view
 
 H100 = "h100"
 
@@ -566,3 +567,17 @@ def test_the_largest_grid_is_not_listed_block_by_block():
     share = busiest(grid, Work({"instructions": 7.0}, np.array([7.0])), 132, 32)
     assert isinstance(share.clusters, range) and len(share.clusters) == -(-grid.clusters // 132)
     assert share.excess == pytest.approx(1, rel=1e-6)
+
+
+def test_a_block_that_ends_before_its_stores_by_tma_has_a_time():
+    """The executor refuses that; a model takes no results, so that it may leave them out."""
+    program, kernel = program_of(store_text(WAIT=""), "f")
+    blocks, box = 264, (16, 64)
+    arguments = [
+        DrawnArgument("a", 2048, "fp16"),
+        DrawnArgument("o", 2 * 64 * 128, "fp16", True),
+        view((64, 128), box, tensor="o"),
+        ScalarArgument("count", np.int32(16 * 64)),
+    ]
+    launch = prepare(kernel, Geometry((blocks, 1, 1), (64, 1, 1), 2048), arguments, 0)
+    assert 1 < predict(program, launch, find_chip(H100)).time_us < 100

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from evoengine.accuracy.compilers import InstalledNvrtc
+from evoengine.devices.base import KernelFailure
 from evoengine.sass import grid
 from evoengine.sass.chip import find_chip
 from evoengine.sass.core import Program
@@ -198,3 +199,60 @@ def test_a_block_that_takes_tiles_by_a_counter_is_not_taken_for_the_last_that_co
     blocks, tiles = 8, 25
     program, launch = with_number(TAKEN, blocks, tiles, tiles, 1)
     assert predict(program, launch, CHIP).timed.values["stored"] == 4 * 512 / 32, "of tiles 0, 8, 16, 24"
+
+
+HALF, DEEP = 16, 4
+BELOW_DIAGONAL = """
+extern "C" __global__ void sums(const float* x, float* o) {
+  if (blockIdx.y > blockIdx.x) return;
+  float sum = 0;
+  for (int i = 0; i < 256; i++) sum += x[(i * 128 + threadIdx.x) & 0xffff];
+  o[((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * 128 + threadIdx.x] = sum;
+}
+"""
+
+
+def test_of_blocks_of_half_a_matrix_as_many_have_work_as_lie_on_one_side_of_its_diagonal():
+    blocks = HALF * HALF * DEEP
+    arguments = [DrawnArgument("x", 4 << 16, "fp32"), DrawnArgument("o", 512 * blocks, "fp32", output=True)]
+    cubin = InstalledNvrtc().compile(BELOW_DIAGONAL, "sm_86", ())
+    launch = prepare(read_kernel(cubin, "sums"), Geometry((HALF, HALF, DEEP), (128, 1, 1), 0), arguments, 0)
+    chip = find_chip("rtx3060-laptop")
+    context = context_of(Program(disassemble(cubin), "sums"), launch, chip, 1, True)
+    busy = context.work.instructions > context.work.mean
+    assert (busy.reshape(DEEP, HALF, HALF) == np.triu(np.ones((HALF, HALF)))).all()
+    assert context.work.counts["sectors_stored"] == pytest.approx(16 * busy.mean())
+
+
+LONG_BLOCKS = """
+extern "C" __global__ void sums(const float* x, float* o, int rows) {
+  __shared__ float row[128];
+  float sum = 0;
+  for (int r = 0; r < rows; r++) {
+    __syncthreads();
+    row[threadIdx.x] = x[(r * 128 + threadIdx.x) & 0xffff];
+    __syncthreads();
+    for (int i = 0; i < 128; i++) sum += row[i] * row[(i + threadIdx.x) % 128];
+    END
+  }
+  o[blockIdx.x * 128 + threadIdx.x] = sum;
+}
+"""
+
+
+@pytest.mark.parametrize("blocks", [2, 2000])
+def test_the_work_of_blocks_too_long_to_be_counted_is_told_by_their_outermost_loop(monkeypatch, blocks):
+    counted = count_block(*with_number(LONG_BLOCKS.replace("END", ""), blocks, blocks, 600), 0, 10**7)
+    monkeypatch.setattr(grid, "WHOLE_LIMIT", 200_000)
+    monkeypatch.setattr(grid, "EXTRAPOLATED", 100_000)
+    program, launch = with_number(LONG_BLOCKS.replace("END", ""), blocks, blocks, 600)
+    work = context_of(program, launch, CHIP, blocks_resident(launch, CHIP), True).work
+    for name in ("instructions", "fma", "wavefronts", "barriers"):
+        assert work.counts[name] == pytest.approx(counted[name], rel=0.02)
+
+
+def test_where_data_end_the_loop_a_long_block_has_no_known_work(monkeypatch):
+    monkeypatch.setattr(grid, "WHOLE_LIMIT", 100_000)
+    program, launch = with_number(LONG_BLOCKS.replace("r < rows", "").replace("END", "if (sum < 0) break;"), 2, 2, 600)
+    with pytest.raises(KernelFailure, match="no end"):
+        context_of(program, launch, CHIP, blocks_resident(launch, CHIP), True)

@@ -233,15 +233,15 @@ int sass_size(void* program, int32_t* addresses) {
 
 #define SASS_PUT_COUNT(name) *counts++ = found.name;
 
-int sass_count(void* program, const SassLaunch* from, uint64_t block, uint64_t limit, double* counts, char* message,
-               int size) {
+int sass_count(void* program, const SassLaunch* from, uint64_t block, uint64_t limit, double* counts, double* end,
+               char* message, int size) {
   return guarded(
       [&] {
         auto banks = banks_of(*from);
         Launch launch = launch_of(*from);
         Copied copied(*from);
         Counts found = count_block(*static_cast<Program*>(program), launch, copied.allocations, banks.data(),
-                                   from->seed, cluster_starts(launch, &block, 1)[0], limit);
+                                   from->seed, cluster_starts(launch, &block, 1)[0], limit, *end);
         SASS_COUNTS(SASS_PUT_COUNT)
       },
       message, size);

@@ -73,9 +73,10 @@ const char* sass_stall_names();
 
 // The functions below leave tensors unchanged: each call works on copies of those that kernels write.
 
-// Counts of one block (of a cluster: of all of it), run for at most `limit` warp instructions.
-int sass_count(void* program, const SassLaunch*, uint64_t block, uint64_t limit, double* counts, char* message,
-               int size);
+// Counts of one block (of a cluster: of all of it), run for at most `limit` warp instructions, and in `end` at how many
+// it would end, as its loops tell; 0 where they do not.
+int sass_count(void* program, const SassLaunch*, uint64_t block, uint64_t limit, double* counts, double* end,
+               char* message, int size);
 int sass_count_lone_warp(void* program, const SassLaunch*, uint64_t block, int warp, uint64_t limit,
                          uint64_t* instructions, char* message, int size);
 

@@ -30,8 +30,12 @@ bool transaction_phase_done(Machine&, Block&, u32 address, u32 parity);
 // barrier.cluster: its generation advances when all threads of the cluster that have not ended have arrived.
 void check_cluster_barrier(Cluster&);
 
+// Whether the eight bytes at a shared address of the block are an mbarrier of sm_80 to sm_89.
+bool holds_barrier(const Block&, u32 address);
+
 // Functions of other files that ASYNC[] in async.cpp names.
 Execute prepare_transaction_barrier(Instruction&);  // SYNCS
+Execute prepare_arrival_by_atomic(Instruction&);    // ATOMS.ARRIVE
 Execute prepare_copies_arrive(Instruction&);        // ARRIVES
 Execute prepare_tensor_load(Instruction&);          // UTMALDG
 Execute prepare_tensor_store(Instruction&);         // UTMASTG

@@ -1,4 +1,5 @@
 // Atomic operations on global, shared and generic memory: one lane after the other.
+#include "async.h"
 #include "memory_ops.h"
 #include "order.h"
 #include "rounding.h"
@@ -200,6 +201,7 @@ int take_type(Modifiers& m) {
 template <int SPACE>
 Execute prepare_atomic(Instruction& i) {
   Modifiers m(i);
+  if (SPACE == 2 && m.take("ARRIVE")) return m.take("64") && m.none_left() ? prepare_arrival_by_atomic(i) : nullptr;
   if (m.take("POPC")) i.a = m.take("INC") ? POPC_INC : -1;
   else if (m.take("SAFEADD")) i.a = ADD;
   else i.a = take_one(m, OPERATIONS);

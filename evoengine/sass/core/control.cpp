@@ -294,6 +294,7 @@ const Opcode CONTROL[] = {
     {"BRA", Pipe::Branch, prepare_branch},
     {"JMP", Pipe::Branch, prepare_branch},
     {"BRX", Pipe::Branch, prepare_branch_indirect},
+    {"BRXU", Pipe::Branch, prepare_branch_indirect},
     {"CALL", Pipe::Branch, prepare_call},
     {"RET", Pipe::Branch, prepare_back},
     {"LEPC", Pipe::Branch, prepare_load_address},

@@ -1,6 +1,7 @@
 #include "counting.h"
 
 #include <algorithm>
+#include <climits>
 
 #include "caches.h"
 #include "functional.h"
@@ -296,11 +297,130 @@ Survey survey(const Program& program, const Launch& launch, const std::vector<Al
   return found;
 }
 
+namespace {
+
+bool compares_integers(const Instruction& i) {
+  return (i.op == Op::ISETP || i.op == Op::UISETP) && i.operands.size() > 3;
+}
+
+// Where an instruction of these goes, as an index; -1 where it is none. ptxas leaves loops by CALL.REL too.
+int target_of(const Instruction& i, std::initializer_list<Op> of) {
+  if (std::find(of.begin(), of.end(), i.op) == of.end()) return -1;
+  for (const Operand& o : i.operands)
+    if (o.kind == Kind::Label) return o.target;
+  return i.op == Op::EXIT ? INT_MAX : -1;
+}
+
+// Tells from how its loops have gone when a block will end: what a comparison compares by which its first warp goes
+// round again or leaves comes nearer to each other each time.
+struct Ending : Counter {
+  struct Loop {
+    int begin, end;  // instructions
+    int comparison;
+    double first = 0, last = 0;  // differences of what is compared
+    double begun = 0, seen = 0;  // instructions of the block by then
+    u32 times = 0;
+    bool nearer = true;
+
+    bool tells() const { return times >= FEWEST && nearer && last < first; }
+  };
+
+  static constexpr u32 FEWEST = 3;
+  const Program& program;
+  std::vector<Loop> loops;
+  std::vector<std::vector<int>> at;  // by instruction: the loops whose comparison it is
+
+  explicit Ending(const Program& of) : program(of), at(of.code.size()) {
+    for (int end = 0; end < int(program.code.size()); end++)
+      if (const int begin = target_of(program.code[size_t(end)], {Op::BRA}); begin >= 0 && begin < end)
+        for (int leaves = begin; leaves <= end; leaves++) add(begin, end, leaves);
+  }
+
+  // The branch at `leaves` goes round or leaves, by a predicate that a comparison before it in the loop has set.
+  void add(int begin, int end, int leaves) {
+    const Instruction& branch = program.code[size_t(leaves)];
+    const int target = target_of(branch, {Op::BRA, Op::CALL, Op::EXIT});
+    if (target < 0 || branch.guard == PT || (leaves < end && begin <= target && target <= end)) return;
+    for (int k = leaves - 1; k >= begin; k--) {
+      const Instruction& i = program.code[size_t(k)];
+      if (!compares_integers(i) || (i.op == Op::UISETP) != branch.guard_uniform) continue;
+      if (i.operands[0].index != branch.guard && i.operands[1].index != branch.guard) continue;
+      const auto upper = std::find(i.modifiers.begin(), i.modifiers.end(), "EX");
+      if (upper != i.modifiers.end()) return;  // of a number of 64 bits
+      at[size_t(k)].push_back(int(loops.size()));
+      loops.push_back({begin, end, k});
+      return;
+    }
+  }
+
+  void saw(const Context& c, const Instruction& i) override {
+    Counter::saw(c, i);
+    if (c.warp.number || c.warp.block->rank || !c.lanes) return;
+    for (int n : at[size_t(&i - program.code.data())]) {
+      Loop& loop = loops[size_t(n)];
+      const double apart = std::abs(value(c, i.operands[2]) - value(c, i.operands[3]));
+      if (!loop.times++) loop.first = apart, loop.begun = counts.instructions;
+      else if (apart >= loop.last) loop.nearer = false;
+      loop.last = apart, loop.seen = counts.instructions;
+    }
+  }
+
+  static double value(const Context& c, const Operand& o) {
+    const int lane = __builtin_ctz(c.lanes);
+    switch (o.kind) {
+      case Kind::Register: return o.index == RZ ? 0 : i32(c.warp.r[o.index][lane]);
+      case Kind::Uniform: return o.index == URZ ? 0 : i32(c.warp.u[o.index]);
+      case Kind::Immediate: return i32(o.immediate);
+      case Kind::Constant: {
+        const std::vector<u8>& bank = c.machine.banks[o.bank];
+        i32 found = 0;
+        if (o.offset >= 0 && size_t(o.offset) + 4 <= bank.size()) std::memcpy(&found, bank.data() + o.offset, 4);
+        return found;
+      }
+      default: return 0;
+    }
+  }
+
+  struct OfLoop {
+    double at = INFINITY;  // instructions of the block at the loop's end
+    bool reached = false;
+  };
+
+  // Instructions of the block at its end. 0 where no loop tells, where one around it has not gone round often enough,
+  // or where another as long as it comes behind. Of several comparisons by which a loop is left the one counts that
+  // comes true first.
+  double end() const {
+    std::map<std::pair<int, int>, OfLoop> all;
+    for (const Loop& loop : loops) {
+      OfLoop& of = all[{loop.begin, loop.end}];
+      of.reached |= loop.times > 0;
+      if (!loop.tells()) continue;
+      const double each = (loop.seen - loop.begun) / (loop.first - loop.last);
+      of.at = std::min(of.at, loop.seen + each * loop.last);
+    }
+    double found = 0;
+    for (const auto& [loop, of] : all) {
+      if (of.at == INFINITY) continue;
+      for (const auto& [other, behind] : all) {
+        if (behind.at != INFINITY || other == loop) continue;
+        if (other.first <= loop.first && loop.second <= other.second) return 0;
+        const bool long_too = 2 * (other.second - other.first) >= loop.second - loop.first;
+        if (!behind.reached && long_too && other.first > loop.second) return 0;
+      }
+      found = std::max(found, of.at);
+    }
+    return found;
+  }
+};
+
+}  // namespace
+
 Counts count_block(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
-                   const std::vector<u8>* banks, u64 seed, u64 block, u64 limit) {
-  Counter counter;
+                   const std::vector<u8>* banks, u64 seed, u64 block, u64 limit, double& end) {
+  Ending counter(program);
   u32 alike = launch.grid[0] * launch.grid[1] * launch.grid[2];
   counter.counts.complete = observe(program, launch, allocations, banks, seed, block, limit, alike, counter);
+  end = counter.end();
   return counter.counts;
 }
 
@@ -316,10 +436,6 @@ u64 count_lone_warp(const Program& program, const Launch& launch, const std::vec
 }
 
 namespace {
-
-bool compares_integers(const Instruction& i) {
-  return (i.op == Op::ISETP || i.op == Op::UISETP) && i.operands.size() > 3;
-}
 
 struct FirstComparisons : Observer {
   const Program& program;

@@ -62,9 +62,10 @@ struct Survey {
 Survey survey(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks, u64 seed,
               const std::vector<u64>& blocks, u64 limit, u64 whole_limit, double kept);
 
-// Runs one block that stands for all of the grid: what it adds to a counter, each of them does.
+// Runs one block that stands for all of the grid: what it adds to a counter, each of them does. `end`: at how many
+// instructions it would end if its loops went on as they did within the limit; 0 where they do not tell.
 Counts count_block(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks,
-                   u64 seed, u64 block, u64 limit);
+                   u64 seed, u64 block, u64 limit, double& end);
 
 // Instructions of one of its warps, run alone. Throws Fault where that one waits for others.
 u64 count_lone_warp(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks,

@@ -310,7 +310,7 @@ void classify(Instruction& i, string_view base) {
   i.acts = is_one_of({"ST",      "STG",     "STS",      "STSM",        "LDGSTS",     "LDGDEPBAR",    "ARRIVES",
                       "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP",      "UBLKRED",    "UTMACMDFLUSH", "HGMMA",
                       "QGMMA",   "IGMMA",   "BAR",      "UCGABAR_ARV", "USETMAXREG", "EXIT"}) ||
-           (base == "SYNCS" && !has(i, "PHASECHK"));
+           (base == "SYNCS" && !has(i, "PHASECHK")) || (base == "ATOMS" && has(i, "ARRIVE"));
   if (const u32 products = products_of(i, base)) {
     i.visit = Visit::Product, i.products = products;
     i.fp16_sums = base == "IMMA" || ((base == "HMMA" || base == "QMMA") && has(i, "F16"));

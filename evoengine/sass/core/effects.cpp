@@ -16,13 +16,14 @@ bool one_of(string_view name, std::initializer_list<string_view> names) {
 
 // Instructions without a destination.
 bool only_reads(string_view base) {
-  return one_of(base, {"STG",          "STS",      "STL",           "ST",       "STSM",         "RED",    "REDG",
-                       "BRA",          "JMP",      "BRX",           "EXIT",     "BAR",          "NOP",    "BSSY",
-                       "BSYNC",        "BREAK",    "MEMBAR",        "ERRBAR",   "CGAERRBAR",    "CCTL",   "CCTLL",
-                       "WARPSYNC",     "LDGSTS",   "LDGDEPBAR",     "DEPBAR",   "CALL",         "RET",    "UTMALDG",
-                       "UTMASTG",      "UTMAREDG", "UBLKCP",        "UBLKRED",  "UTMACMDFLUSH", "UTMAPF", "UBLKPF",
-                       "UTMACCTL",     "FENCE",    "WARPGROUP",     "ARRIVES",  "NANOSLEEP",    "YIELD",  "UCGABAR_ARV",
-                       "UCGABAR_WAIT", "BPT",      "ENDCOLLECTIVE", "PREFETCH", "ACQBULK",      "PREEXIT"});
+  return one_of(base,
+                {"STG",          "STS",      "STL",           "ST",       "STSM",         "RED",     "REDG",
+                 "BRA",          "JMP",      "BRX",           "EXIT",     "BAR",          "NOP",     "BSSY",
+                 "BSYNC",        "BREAK",    "MEMBAR",        "ERRBAR",   "CGAERRBAR",    "CCTL",    "CCTLL",
+                 "WARPSYNC",     "LDGSTS",   "LDGDEPBAR",     "DEPBAR",   "CALL",         "RET",     "UTMALDG",
+                 "UTMASTG",      "UTMAREDG", "UBLKCP",        "UBLKRED",  "UTMACMDFLUSH", "UTMAPF",  "UBLKPF",
+                 "UTMACCTL",     "FENCE",    "WARPGROUP",     "ARRIVES",  "NANOSLEEP",    "YIELD",   "UCGABAR_ARV",
+                 "UCGABAR_WAIT", "BPT",      "ENDCOLLECTIVE", "PREFETCH", "ACQBULK",      "PREEXIT", "BRXU"});
 }
 
 struct Builder {
@@ -210,7 +211,7 @@ struct Builder {
     }
     if (base == "SYNCS") return synchronisation();
     if (only_reads(base)) {
-      if (one_of(base, {"RET", "BRX", "CALL"})) read(0, 2);
+      if (one_of(base, {"RET", "BRX", "BRXU", "CALL"})) read(0, 2);
       return read_from(0);
     }
     if (base == "LEPC") return write(0, 2);

@@ -149,7 +149,7 @@ Successors successors(const Instruction& i) {
   else if (i.op == Op::CALL && i.operands[0].kind == Operand::Kind::Register) s.target = -1;  // of what is not known
   else if (i.op == Op::CALL) s.calls = true, s.next = !always;
   else if (i.op == Op::RET) s.returns = true, s.target = -1, s.next = !always;
-  else if (i.op == Op::EXIT || i.op == Op::BRX || i.op == Op::JMX) s.target = -1, s.next = !always;
+  else if (i.op == Op::EXIT || i.op == Op::BRX || i.op == Op::BRXU || i.op == Op::JMX) s.target = -1, s.next = !always;
   else if (i.op != Op::WARPSYNC) s.target = -1;  // of BSSY: where lanes meet again
   return s;
 }

@@ -84,11 +84,11 @@ enum class Visit : u8 { Wait, CopyWait, Product, Vote, None };
 
 // Opcodes that others than their own `execute` ask for; Other is every further one.
 // clang-format off: a list of names
-#define SASS_OPS(X)                                                                                                 \
-  X(Other) X(BAR) X(BRA) X(BRX) X(CALL) X(CCTL) X(DEPBAR) X(EXIT) X(FENCE) X(HGMMA) X(IGMMA) X(ISETP) X(JMP) X(JMX) \
-  X(MEMBAR) X(MOVM) X(QGMMA) X(RED) X(REDG) X(REDUX) X(RET) X(ST) X(STG) X(SYNCS) X(UBLKCP) X(UBLKPF) X(UBLKRED)    \
-  X(UCGABAR_WAIT) X(UISETP) X(USETMAXREG) X(UTMACCTL) X(UTMACMDFLUSH) X(UTMALDG) X(UTMAPF) X(UTMAREDG) X(UTMASTG)   \
-  X(WARPGROUP) X(WARPSYNC)
+#define SASS_OPS(X)                                                                                                  \
+  X(Other) X(BAR) X(BRA) X(BRX) X(BRXU) X(CALL) X(CCTL) X(DEPBAR) X(EXIT) X(FENCE) X(HGMMA) X(IGMMA) X(ISETP) X(JMP) \
+  X(JMX) X(MEMBAR) X(MOVM) X(QGMMA) X(RED) X(REDG) X(REDUX) X(RET) X(ST) X(STG) X(SYNCS) X(UBLKCP) X(UBLKPF)         \
+  X(UBLKRED) X(UCGABAR_WAIT) X(UISETP) X(USETMAXREG) X(UTMACCTL) X(UTMACMDFLUSH) X(UTMALDG) X(UTMAPF) X(UTMAREDG)    \
+  X(UTMASTG) X(WARPGROUP) X(WARPSYNC)
 // clang-format on
 #define SASS_OP(name) name,
 enum class Op : u8 { SASS_OPS(SASS_OP) };

@@ -1,6 +1,7 @@
 // Loads, stores and prefetches of global, shared, local, constant and generic memory.
 #include "memory_ops.h"
 
+#include "async.h"
 #include "order.h"
 
 namespace sass {
@@ -253,6 +254,14 @@ Step global(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
+// Whether a load looks at an mbarrier before sm_90: its lanes then know what has arrived there in phases so far.
+bool looks_at_barrier(Context& c, Order& order, const Lanes& at) {
+  const u32 address = at[__builtin_ctz(c.lanes)] & ~7u;
+  if (c.machine.launch.arch >= 90 || !holds_barrier(*c.warp.block, address)) return false;
+  order.acquire(c.warp, order.mbarrier(address));
+  return true;
+}
+
 template <bool STORE, Space SPACE>
 Step near(Context& c, const Instruction& i) {
   const Operand& memory = i.operands[STORE ? 0 : 1];
@@ -274,7 +283,7 @@ Step near(Context& c, const Instruction& i) {
     else there[l] = shared_bytes(c, at[l], bytes, l);
   });
   if constexpr (SPACE == Space::Shared)
-    if (Order* order = order_of(c); order && !i.optimistic)
+    if (Order* order = order_of(c); order && !i.optimistic && (STORE || !looks_at_barrier(c, *order, at)))
       order->touch(c.warp, i, STORE ? Touch::Write : Touch::Read, c.lanes, at.v, bytes, STORE ? data.word : nullptr);
   for_lanes(c.lanes, [&](int l) {
     if constexpr (STORE) give_bytes(data, l, there[l], bytes);

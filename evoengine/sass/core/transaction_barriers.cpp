@@ -1,4 +1,5 @@
-// SYNCS: transaction barriers (mbarrier), in the eight bytes of shared memory that hardware keeps them in.
+// SYNCS: transaction barriers (mbarrier), in the eight bytes of shared memory that hardware keeps them in; at the end
+// those of sm_80 to sm_89, which know no transactions.
 //
 // ptxas writes 2^20 − count into bits 1…20 and 43…62; mbarrier.pending_count reads bits 43…62, waits compare bit 63.
 // So bits 1…20 are the arrivals expected of each phase and 43…62 those still to come in this one, both negated; bit 63
@@ -200,7 +201,68 @@ Step check_phase(Context& c, const Instruction& i) {
   return Step::Done;
 }
 
+// ── sm_80 to sm_89 ──────────────────────────────────────────────────────────────────────────────────────────────────
+//
+// There a program changes both words of a barrier itself: ptxas stores 2^30 − count and 2^31 − count, adds to the upper
+// word for arrivals that complete no phase, to the lower for those that leave, and reads the upper one to compare its
+// bit 31, the phase's parity. So the lower word has the arrivals expected of each phase and the other bits of the upper
+// one those still to come, both negated. Hardware adds an arrival and begins the next phase.
+
+constexpr u32 PARITY = 1u << 31, ARRIVALS = PARITY - 1, FEWEST = 1u << 30;
+
+bool is_barrier_in_words(u64 word) {
+  const u32 expected = u32(word), pending = u32(word >> 32) & ARRIVALS;
+  return expected < FEWEST && expected >= FEWEST - MOST && pending >= PARITY - MOST;
+}
+
+u8* barrier_in_words(Block& block, u32 address, const Instruction& by) {
+  u8* at = own_bytes(block, address, 8, 8, by);
+  if (!is_barrier_in_words(load(at))) fault(by, address, "none was initialised there, or it was overwritten");
+  return at;
+}
+
+u64 arrive_by_words(Block& block, u32 address, const Instruction& by) {
+  u8* at = barrier_in_words(block, address, by);
+  const u64 before = load(at);
+  const u32 expected = u32(before);
+  u32 pending = u32(before >> 32);
+  pending++;
+  if (!(pending & ARRIVALS)) {
+    pending |= expected + FEWEST;
+    if (Order* order = block.cluster->order) order->complete_phase(in_own(block, address));
+  }
+  const u64 word = expected | u64(pending) << 32;
+  std::memcpy(at, &word, 8);
+  return before;
+}
+
+// ATOMS.ARRIVE.64 R4, [R2]: one arrival of each lane, which gets the barrier's words before it.
+Step arrive_by_atomic(Context& c, const Instruction& i) {
+  Lanes places, state[2];
+  addresses(c, i.operands[1], places);
+  note_access(c, Access::Space::Shared, 8, true, false);
+  c.access.atomic = true;
+  for (int lane = 0; lane < LANES; lane++) {
+    if (!(c.lanes >> lane & 1)) continue;
+    c.access.addresses[lane] = places[lane];
+    const u32 address = in_own(*c.warp.block, places[lane]);
+    barrier_in_words(*c.warp.block, places[lane], i);
+    if (Order* order = order_of(c)) {
+      order_access(c, i, lane, address, Touch::Atomic);
+      order->arrive(c.warp, order->mbarrier(address));
+    }
+    const u64 before = arrive_by_words(*c.warp.block, places[lane], i);
+    state[0].v[lane] = u32(before);
+    state[1].v[lane] = u32(before >> 32);
+  }
+  if (i.operands[0].index == RZ) return Step::Done;
+  write(c, i.operands[0], state[0]);
+  write(c, i.operands[0], state[1], 1);
+  return Step::Done;
+}
+
 // When the lane's copies so far have landed, it arrives, or they count as one that was expected (TRANSCNT).
+// b: by words
 Step copies_arrive(Context& c, const Instruction& i) {
   Lanes places;
   addresses(c, i.operands[0], places);
@@ -217,6 +279,11 @@ Step copies_arrive(Context& c, const Instruction& i) {
   done.warp = &c.warp;
   Block* block = c.warp.block;
   done.land = [block, places, lanes = c.lanes, by = &i] {
+    if (by->b) {
+      for (int lane = 0; lane < LANES; lane++)
+        if (lanes >> lane & 1) arrive_by_words(*block, places[lane], *by);
+      return;
+    }
     u32 arrivals = by->a ? 1 : 0;
     i64 copies = by->a ? 0 : -1;
     for (int lane = 0; lane < LANES; lane++)
@@ -227,6 +294,13 @@ Step copies_arrive(Context& c, const Instruction& i) {
 }
 
 }  // namespace
+
+bool holds_barrier(const Block& block, u32 address) {
+  const u32 offset = address & 0xffffff;
+  return offset + 8 <= block.shared.size() && is_barrier_in_words(load(block.shared.data() + offset));
+}
+
+Execute prepare_arrival_by_atomic(Instruction& i) { return i.operands.size() == 2 ? arrive_by_atomic : nullptr; }
 
 Execute prepare_transaction_barrier(Instruction& i) {
   Modifiers m(i);
@@ -254,7 +328,7 @@ Execute prepare_copies_arrive(Instruction& i) {
   Modifiers m(i);
   bool known = m.take("LDGSTSBAR") && m.take("64");
   i.a = m.take("ARVCNT");
-  if (!i.a && !m.take("TRANSCNT")) return nullptr;
+  i.b = !i.a && !m.take("TRANSCNT");  // of sm_80 to sm_89, where all are arrivals
   return known && m.none_left() && i.operands.size() == 1 ? copies_arrive : nullptr;
 }
 
