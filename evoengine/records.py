@@ -246,7 +246,7 @@ class CaseResult:
 PROPOSAL = "proposal"
 """operator of a candidate whose text was proposed, and is not what its configuration renders"""
 
-GATE_VERSION = 14
+GATE_VERSION = 15
 """of the rules and cases that verdicts are reached by: raised by hand when a verdict may change. A test over recorded
 verdicts holds it. Candidates of unlike versions are ranked apart, and their results are not reused"""
 

@@ -135,7 +135,7 @@ def _run_until_given_up(
     given = [a for a in asked.arguments if isinstance(a, TensorArgument)]
     contents = _contents([KernelCall(entry, asked.launch, given)], tensors, first=True)
     message = b"".join([header, chosen.tobytes(), asked.pool.pages.tobytes(), struct.pack("=I", 1), *contents, call])
-    return read_traces(_finish(executable, message, entry, asked.launch, timeout), asked.arguments)
+    return read_traces(_finish(executable, message, entry, asked.launch, timeout), asked)
 
 
 # ── what goes to the process ────────────────────────────────────────────────────────────────────────────────────────

@@ -7,8 +7,8 @@ first touches it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -79,6 +79,10 @@ class BlockLaunch:
     """the kernel; None for the candidate's first"""
     together: int = 1
     """each so many of `blocks`, one behind the other, find memory as those before left it, and have one trace"""
+    held: bytes | None = None
+    """pages as earlier kernels left them, by `held_pages`; unless None, traces have marks, as the executor gives"""
+    numbers: Mapping[str, int] | None = None
+    """the numbers of memory, by which the pool's pages are chosen; None: places among `arguments`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,14 @@ class BlockTrace:
     pages: dict[str, list[tuple[int, np.ndarray]]]
     """tensor → offset in bytes of every page that was touched; of an output with the contents [uint8], 0xFF where
     nothing was written, and of zeroed scratch memory with what the block left there"""
+    marks: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    """of each of these pages in tracked memory, what was done with each byte: WRITTEN and so on [uint8]"""
 
+
+RunBlocks = Callable[[BlockLaunch, int], list[BlockTrace]]
+"""runs the blocks with a seed for the device's own choices; raises KernelFailure"""
+WRITTEN, MISSED, WRITTEN_NOW = 1, 2, 4
+"""marks of a byte, as in sass/core/sparse.h: written at any time; read before; written by the trace's blocks"""
 
 # Of a device's output: a block, and behind it each page with its contents. BlockHeader and PageHeader of
 # cuda_emulator/runtime/pooled.cpp, and write_trace in sass/core/launches.cpp.
@@ -100,23 +111,41 @@ _BLOCK = struct.Struct("=QII")
 _PAGE = struct.Struct("=QII")
 
 
-def read_traces(output: bytes, arguments: Sequence[BlockArgument]) -> list[BlockTrace]:
+def held_pages(pages: Mapping[str, Mapping[int, tuple[np.ndarray, np.ndarray]]], numbers: Mapping[str, int]) -> bytes:
+    """Return pages, by memory and offset, with contents and marks, as `BlockLaunch.held` has them."""
+    return b"".join(
+        _PAGE.pack(offset, numbers[name], len(contents)) + contents.tobytes() + marks.tobytes()
+        for name, of_memory in pages.items()
+        for offset, (contents, marks) in of_memory.items()
+    )
+
+
+def read_traces(output: bytes, asked: BlockLaunch) -> list[BlockTrace]:
     """Return the traces of blocks that a device has written one after the other."""
     found, position = [], 0
+    numbers = asked.numbers or {a.name: number for number, a in enumerate(asked.arguments)}
+    kinds = {a.name: a for a in asked.arguments if isinstance(a, TensorParameter | ScratchParameter)}
+    named = {number: name for name, number in numbers.items()}
     while position < len(output):
         block, given_up, pages = _BLOCK.unpack_from(output, position)
         position += _BLOCK.size
-        touched: dict[str, list[tuple[int, np.ndarray]]] = {
-            a.name: [] for a in arguments if isinstance(a, TensorParameter | ScratchParameter)
-        }
+        touched: dict[str, list[tuple[int, np.ndarray]]] = {name: [] for name in kinds}
+        marks: dict[str, list[np.ndarray]] = {}
         for _ in range(pages):
             offset, argument, size = _PAGE.unpack_from(output, position)
             position += _PAGE.size
-            if (name := arguments[argument].name) in touched:
+            if (name := named[argument]) in touched:
                 touched[name].append((offset, np.frombuffer(output, np.uint8, size, position)))
             position += size
-        found.append(BlockTrace(block, bool(given_up), touched))
+            if asked.held is not None and _is_tracked(kinds[name]):
+                marks.setdefault(name, []).append(np.frombuffer(output, np.uint8, size, position))
+                position += size
+        found.append(BlockTrace(block, bool(given_up), touched, marks))
     return found
+
+
+def _is_tracked(argument: TensorParameter | ScratchParameter) -> bool:
+    return isinstance(argument, ScratchParameter) or argument.output
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:

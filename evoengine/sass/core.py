@@ -121,11 +121,13 @@ def run_blocks(
     blocks: Sequence[ChosenBlock],
     pool: np.ndarray,
     together: int = 1,
+    held: bytes | None = None,
     limit: int = LIMIT,
 ) -> bytes:
     """Execute blocks by themselves (of a cluster: all of it) over sparse memory and return their traces.
 
-    Each `together` of them run in turn over the same memory, with one trace.
+    Each `together` of them run in turn over the same memory, with one trace. Unless `held` is None, bytes of what
+    kernels may write are tracked, and memory has those pages of earlier traces.
     `pool` [pages, PAGE] uint8 has the pages of sparse inputs. Raises as `run` does.
     """
     numbers = (c_uint64 * len(blocks))(*(b.number for b in blocks))
@@ -141,6 +143,9 @@ def run_blocks(
         together,
         pages.ctypes.data,
         len(pages),
+        held is not None,
+        held or b"",
+        len(held or b""),
         limit,
         message,
         len(message),
@@ -207,6 +212,9 @@ def library() -> ctypes.CDLL:
         c_int,
         c_int,
         c_void_p,
+        c_uint64,
+        c_int,
+        c_char_p,
         c_uint64,
         c_uint64,
         c_char_p,

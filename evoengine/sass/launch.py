@@ -334,8 +334,17 @@ class Memory:
     variables do.
     """
 
-    def __init__(self, launches: Iterable[tuple[Kernel, Sequence[AnyArgument | ConstantArgument]]], seed: int) -> None:
-        """Place what these launches need in drawn order with drawn gaps, so that none follows upon another."""
+    def __init__(
+        self,
+        launches: Iterable[tuple[Kernel, Sequence[AnyArgument | ConstantArgument]]],
+        seed: int,
+        numbers: Mapping[str, int] | None = None,
+    ) -> None:
+        """Place what these launches need in drawn order with drawn gaps, so that none follows upon another.
+
+        `numbers` are those of sparse memory; by default its places among a launch's arguments.
+        """
+        self._numbers = numbers
         sizes: dict[str, int] = {}
         fixed: dict[str, int] = {}
         sparse = False
@@ -367,7 +376,7 @@ class Memory:
     def allocations(self, kernel: Kernel, arguments: Sequence[AnyArgument | ConstantArgument]) -> list[Allocation]:
         """Return what a launch with these arguments may touch, by address."""
         found = []
-        numbers = {a.name: number for number, a in enumerate(arguments)}
+        numbers = self._numbers or {a.name: number for number, a in enumerate(arguments)}
         for name, size, writable, of in _items(kernel, arguments):
             held = self._held[name] if name in self._held else _input_contents(of)
             sparse = (_sparse_kind(of), numbers[name]) if isinstance(of, Sparse) else (SparseKind.NONE, 0)

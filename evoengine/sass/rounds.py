@@ -56,11 +56,12 @@ def run_rounds(executables: Mapping[str, Executable], rounds: Sequence[Round], s
 def run_blocks(executable: Executable, asked: BlockLaunch, seed: int) -> list[BlockTrace]:
     """Return what each of the blocks touches, run by itself or as `together` says. Raises as `run_rounds` does."""
     try:
-        launch = prepare(executable.kernel, asked.launch, asked.arguments, seed)
-        traces = core.run_blocks(executable.program, launch, asked.blocks, asked.pool.pages, asked.together)
+        memory = Memory([(executable.kernel, asked.arguments)], seed, asked.numbers)
+        launch = prepare(executable.kernel, asked.launch, asked.arguments, seed, memory=memory)
+        traces = core.run_blocks(executable.program, launch, asked.blocks, asked.pool.pages, asked.together, asked.held)
     except UsageError as error:
         raise KernelCrashed(str(error)) from error
-    return read_traces(traces, asked.arguments)
+    return read_traces(traces, asked)
 
 
 def _run(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import resource
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -34,7 +34,7 @@ from evoengine.devices.base import (
     RunRounds,
     ScratchParameter,
 )
-from evoengine.devices.pool import BlockLaunch, BlockTrace
+from evoengine.devices.pool import BlockLaunch, BlockTrace, RunBlocks
 from evoengine.errors import MachineError, UsageError
 from evoengine.records import (
     EMULATOR,
@@ -66,7 +66,8 @@ from evoengine.stages.verify import (
     verify,
     without_missing,
 )
-from evoengine.workloads.base import AnyWorkload, Grouped, NothingWritten, WrongBlock
+from evoengine.workloads.base import AnyWorkload, Grouped, NothingWritten, WrittenPart, WrongBlock
+from evoengine.workloads.full_size import FullCase
 
 if TYPE_CHECKING:
     from evoengine.virtual.host import HostJudge
@@ -298,8 +299,6 @@ def _judged(verdicts: Sequence[Verdict]) -> Judged:
 
 BLOCKS_SECONDS = 5.0
 """CPU time for all blocks of a case, where the duration of one is unknown"""
-RunBlocks = Callable[[BlockLaunch, int], list[BlockTrace]]
-"""runs the blocks with a seed for the device's own choices; raises KernelFailure"""
 
 
 def verify_blocks(
@@ -315,7 +314,9 @@ def verify_blocks(
     def judge(case: CaseIdentity, launch: Launch, own_seed: int) -> CaseResult | None:
         full = workload.full_size()
         if launch.then:
-            return _not_judged(case, own_seed, f"it launches {1 + len(launch.then)} kernels")
+            return _judge_chain(workload, case, launch, run, own_seed, verdict.device)
+        if isinstance(case, FullCase) and case.many_pages and verdict.device != EXECUTOR:
+            return _not_judged(case, own_seed, "they touch more memory than the emulator has")
         asked = full.draw_blocks(case, launch, own_seed)
         if asked is None:
             return None
@@ -365,6 +366,33 @@ def _judge_groups(
             if not _left_in_scratch(asked, traces):
                 return replace(failed(case, seed, str(wrong)), part=_judged_part(case, asked))
     return None
+
+
+def _judge_chain(
+    workload: AnyWorkload, case: CaseIdentity, launch: Launch, run: RunBlocks, seed: int, device: str
+) -> CaseResult:
+    """Return the result of blocks of the last of several kernels, with all blocks that store what these read.
+
+    They count if the same is right of a small launch. The emulator does not tell what a block read.
+    """
+    full = workload.full_size()
+    if device != EXECUTOR or not full.needs_others(case):
+        return _not_judged(case, seed, f"it launches {1 + len(launch.then)} kernels")
+    small = full.in_small(case)
+    try:
+        parts, _ = full.chained(case, None, seed, run, BLOCKS_SECONDS / 2)
+        if not parts or not _worst(workload, small, parts, seed, None).correct:
+            return _not_judged(case, seed, "which blocks store what others read is unclear")
+    except (KernelFailure, WrongBlock):
+        return _not_judged(case, seed, "one needs others")
+    try:
+        parts, blocks = full.chained(case, launch, seed, run, BLOCKS_SECONDS / 2)
+    except WrongBlock as wrong:
+        return failed(case, seed, str(wrong))
+    if not parts:
+        return _not_judged(case, seed, "which blocks store what others read is unclear")
+    last = launch.then[-1].launch
+    return _worst(workload, case, parts, seed, f"{blocks:,} of {prod(last.grid):,} blocks of the last kernel")
 
 
 def _left_in_scratch(asked: BlockLaunch, traces: Sequence[BlockTrace]) -> bool:
@@ -460,9 +488,15 @@ def check_blocks(
         raise
     except WrongBlock as wrong:
         return replace(failed(case, seed, str(wrong)), part=judged)
-    results = [compare(workload, p.case, p.drawn, p.outputs, seed, p.expected) for p in parts]
-    if not results:
+    if not parts:
         return CaseResult(case.name, str(case.problem), seed, True, None, None, None, part=judged)
+    return _worst(workload, case, parts, seed, judged)
+
+
+def _worst(
+    workload: AnyWorkload, case: CaseIdentity, parts: Sequence[WrittenPart], seed: int, judged: str | None
+) -> CaseResult:
+    results = [compare(workload, p.case, p.drawn, p.outputs, seed, p.expected) for p in parts]
     worst = next((r for r in results if not r.correct), None) or max(results, key=share_of_allowed)
     return replace(worst, problem=str(case.problem), part=parts[0].case.part or judged)
 

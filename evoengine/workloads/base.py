@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from evoengine.devices.pool import BlockLaunch, BlockTrace
+    from evoengine.devices.pool import BlockLaunch, BlockTrace, RunBlocks
     from evoengine.workloads.coverage import Cell
     from evoengine.workloads.packages import PackageBaseline
 
@@ -264,6 +264,16 @@ class FullSize(ABC, Generic[C]):
         Where those of the small launch do what they should, those of this one must.
         """
         return iter(())
+
+    def chained(
+        self, case: C, launch: Launch | None, seed: int, run: RunBlocks, seconds: float
+    ) -> tuple[list[WrittenPart], int]:
+        """Return what blocks of the last of several kernels wrote, each behind all blocks that store what it reads.
+
+        Of the launch, or of a small one if there is none. With it the number of those blocks; nothing and 0 where it is
+        not known which others they need, or where these take longer than `seconds` of CPU time. Raises WrongBlock.
+        """
+        return [], 0
 
     def in_small(self, case: C) -> C:
         """Return the case of the launch of `alone`."""

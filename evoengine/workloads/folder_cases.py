@@ -566,21 +566,20 @@ def _dependent_plan(
 ) -> list[tuple[FolderFullCase, Launch]]:
     """Return the problem itself for each kernel, whose blocks may need one another."""
     small = max(cheap_problems(definition, problem, config, problem_of), key=lambda p: work(definition, p))
-    compared = (
-        not definition.scratch and not definition.then and definition.writes_whole and pools_inout(definition, problem)
-    )
-    launches = zip(
-        launch_of(problem).kernels(definition.entry), launch_of(small).kernels(definition.entry), strict=True
-    )
-    return [
-        (
-            FolderFullCase(
-                "full grid", problem, problem, config, small, small_launch, entry=entry, alone=False, compared=compared
-            ),
-            launch,
-        )
+    own = definition.writes_whole and pools_inout(definition, problem)
+    whole_launch, of_small = launch_of(problem), launch_of(small)
+    launches = zip(whole_launch.kernels(definition.entry), of_small.kernels(definition.entry), strict=True)
+    case = FolderFullCase(
+        "full grid", problem, problem, config, small, of_small, alone=False,
+        compared=own and not definition.scratch and not definition.then,
+    )  # fmt: skip
+    plan = [
+        (replace(case, entry=entry, small_launch=small_launch), launch)
         for (entry, launch), (_, small_launch) in launches
     ]
+    if own and whole_launch.then:
+        plan.append((replace(case, name="full grid, all kernels", compared=True), whole_launch))
+    return plan
 
 
 def pools_inout(definition: Definition, problem: FolderProblem) -> bool:
@@ -588,7 +587,7 @@ def pools_inout(definition: Definition, problem: FolderProblem) -> bool:
     draws = definition.draws_for(problem)
     items = [item for item in definition.inputs if item.name in definition.inout]
     is_random = all(item.name not in draws or draws[item.name].kind == "random" for item in items)
-    return is_random and len({item.dtype for item in items}) == 1
+    return is_random and len({item.dtype for item in items}) <= 1
 
 
 def affordable(definition: Definition, problem: FolderProblem) -> bool:

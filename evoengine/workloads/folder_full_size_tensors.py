@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import product
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +18,7 @@ from evoengine.devices.base import (
     TensorArgument,
     TensorParameter,
 )
-from evoengine.devices.pool import PAGE, BlockArgument, BlockLaunch, BlockTrace, ChosenBlock, Pool
+from evoengine.devices.pool import PAGE, BlockArgument, BlockLaunch, BlockTrace, ChosenBlock, Pool, RunBlocks
 from evoengine.errors import UsageError
 from evoengine.records import Launch
 from evoengine.workloads.base import (
@@ -47,9 +45,19 @@ from evoengine.workloads.folder_cases import (
     operations,
     patterns,
 )
+from evoengine.workloads.folder_chains import Chain, nothing_of
 from evoengine.workloads.folder_definition import Definition, FolderProblem, Item, first_config, shape_of, whole
 from evoengine.workloads.folder_groups import chosen_groups, groupings
 from evoengine.workloads.folder_tensors import FolderTensors, random_values
+from evoengine.workloads.folder_tiles import (
+    BITS,
+    Stored,
+    check_cover,
+    flat_places,
+    require_apart,
+    stored_elements,
+    with_tiles,
+)
 from evoengine.workloads.full_size import DRAWN, chosen_blocks
 from evoengine.workloads.tensors import TORCH_DTYPES
 
@@ -127,6 +135,27 @@ class FolderFullSize(FullSize[FolderFullCase]):
                 found.append((one, replace(asked, together=size)))
             yield found[0], found[1]
 
+    def chained(
+        self, case: FolderFullCase, launch: Launch | None, seed: int, run: RunBlocks, seconds: float
+    ) -> tuple[list[WrittenPart], int]:
+        if launch is None:
+            return self.chained(self.in_small(case), case.small_launch, seed, run, seconds)
+        if not self._can_be_judged(case, case.whole):
+            return [], 0
+        every, pool = self._arguments(case, case.problem, seed)
+        kernels = [
+            BlockLaunch(one, taken(self._workload, entry, every), pool, (), entry)
+            for entry, one in launch.kernels(self._definition.entry)
+        ]
+        numbers = {argument.name: number for number, argument in enumerate(every)}
+        stored = Chain(kernels, numbers, run, seed, seconds).stored()
+        outputs = [item.name for item in self._definition.outputs]
+        nothing = {a.name: nothing_of(a) for a in every if a.name in outputs}
+        found = [{name: one.get(name, nothing[name]) for name in outputs} for one in stored]
+        if not any(places.size for one in found for places, _ in one.values()):
+            return [], 0
+        return self._parts(case, BlockLaunch(launch, every, pool, ()), found), len(found)
+
     def written_parts(
         self, case: FolderFullCase, asked: BlockLaunch, traces: Sequence[BlockTrace]
     ) -> list[WrittenPart]:
@@ -144,10 +173,21 @@ class FolderFullSize(FullSize[FolderFullCase]):
         if asked.together == 1:
             for item in self._definition.outputs:
                 check_cover(item, case.problem, asked, every)
+            self._require_apart(asked, every)
             every = with_tiles(self._definition, case.problem, asked, every)
         elif not all(any(places.size for places, _ in found.values()) for found in every):
             name = self._definition.outputs[0].name
             raise NothingWritten(f"{asked.together} blocks that share a tile wrote none of {name}", name)
+        return self._parts(case, asked, every)
+
+    def _require_apart(self, asked: BlockLaunch, every: Sequence[Stored]) -> None:
+        """Raise WrongBlock if two blocks store to the same elements; those of in-place tensors may add to them."""
+        if self._definition.inout or asked.launch.grid == (1, 1, 1):
+            return
+        places = [[found[item.name][0] for item in self._definition.outputs] for found in every]
+        require_apart([block.number for block in asked.blocks], places)
+
+    def _parts(self, case: FolderFullCase, asked: BlockLaunch, every: Sequence[Stored]) -> list[WrittenPart]:
         stored = [found for found in every if any(places.size for places, _ in found.values())]
         axes = self._axes(case)
         if not axes:
@@ -211,17 +251,21 @@ class FolderFullSize(FullSize[FolderFullCase]):
         blocks: Sequence[int],
         draw: str = "normal",
     ) -> BlockLaunch:
-        every = self._workload.parameters(problem, case.config)
-        parameters = taken(self._workload, case.entry or self._workload.entry, every)
+        every, pool = self._arguments(case, problem, seed, draw)
+        arguments = taken(self._workload, case.entry or self._workload.entry, every)
+        return BlockLaunch(launch, arguments, pool, _all_of(blocks), case.entry)
+
+    def _arguments(
+        self, case: FolderFullCase, problem: FolderProblem, seed: int, draw: str = "normal"
+    ) -> tuple[list[BlockArgument], Pool]:
+        """Return the arguments of all kernels, with contents where they are drawn whole, and the pool of the others."""
         pooled = self._pooled(problem)
         inputs = self._tensors.draw_some(Case(case.name, problem, draw, case.config), seed, without=pooled)
         dtype = next((item.dtype for item in self._definition.inputs if item.name in pooled), "fp32")
         generator = torch.Generator().manual_seed(seed)
         values = random_values(dtype, (POOL_PAGES, PAGE // DTYPE_BYTES[dtype]), generator)
-        pool = Pool(values.view(torch.uint8).numpy())
-        arguments = [_with_contents(p, inputs) for p in parameters]
-        chosen = [ChosenBlock(b, _INPUT_LIMIT, ends=True) for b in blocks]
-        return BlockLaunch(launch, arguments, pool, chosen, case.entry)
+        every = self._workload.parameters(problem, case.config)
+        return [_with_contents(p, inputs) for p in every], Pool(values.view(torch.uint8).numpy())
 
     def _pooled(self, problem: FolderProblem) -> frozenset[str]:
         """Return the inputs that are not drawn whole: if all together are too large, the `random` ones of one dtype."""
@@ -278,7 +322,7 @@ class FolderFullSize(FullSize[FolderFullCase]):
                 continue
             number, argument = numbers.get(item.name) or numbers[constants[item.name]]
             bits, size = BITS[DTYPE_BYTES[item.dtype]], DTYPE_BYTES[item.dtype]
-            at = _flat(shape_of(item, problem), indices(item, problem, places)) if places else None
+            at = flat_places(shape_of(item, problem), indices(item, problem, places)) if places else None
             if isinstance(argument, TensorParameter):
                 pool = asked.pool
                 data = pool.read(number, 0, argument.bytes) if at is None else pool.take(number, at, size)
@@ -292,6 +336,10 @@ class FolderFullSize(FullSize[FolderFullCase]):
         return found
 
 
+def _all_of(blocks: Iterable[int]) -> list[ChosenBlock]:
+    return [ChosenBlock(block, _INPUT_LIMIT, ends=True) for block in blocks]
+
+
 def _with_contents(parameter: Parameter, inputs: Inputs) -> BlockArgument:
     """Return an input that was drawn with its contents; other values unchanged."""
     if not isinstance(parameter, TensorParameter | ConstantParameter) or parameter.name not in inputs:
@@ -302,14 +350,6 @@ def _with_contents(parameter: Parameter, inputs: Inputs) -> BlockArgument:
         return ConstantArgument(parameter.name, data)
     bits = data.view(BITS[DTYPE_BYTES[parameter.dtype]]).reshape(parameter.shape)
     return TensorArgument(parameter.name, bits, parameter.output, parameter.inout, parameter.passed)
-
-
-def _flat(shape: Sequence[int], at: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the flat positions of the elements at the product of indices, in row-major order."""
-    places = np.zeros((1,), np.int64)
-    for size, one in zip(shape, at, strict=True):
-        places = (places[:, None] * size + one[None, :]).reshape(-1)
-    return places
 
 
 def _places(
@@ -351,166 +391,6 @@ def _put(flat: torch.Tensor, exact: torch.Tensor, places: np.ndarray, bits: np.n
     far = (values.double() - exact[at].double()).abs() >= (flat[at].double() - exact[at].double()).abs()
     worse = far | values.isnan()
     flat[at[worse]] = values[worse]
-
-
-# Check whether the stores of some blocks can be those of a launch that covers its outputs.
-
-BITS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_SIGMAS = 4.0
-"""standard deviations of the mean by which the blocks' shares of an output may fall short by chance"""
-_LEAST_FITTED = 8
-"""minimum number of blocks whose places determine those of others"""
-_TRIES = 64
-"""number of samples of blocks by which their places are fitted"""
-_LATER = 0.8
-"""largest share of blocks whose first stored element may come after the start of their tile. In place, an element that
-keeps its value looks as if it was not stored: half of the first ones, more where late blocks omit some"""
-_LARGEST_TILE = 1 << 20
-"""limit of the elements of an output that a block may omit"""
-
-Stored = Mapping[str, tuple[np.ndarray, np.ndarray]]
-"""stores of one block: output → the elements' positions in it, ascending, and their bits"""
-
-
-def stored_elements(asked: BlockLaunch, one: BlockTrace) -> Stored:
-    """Return the elements of each output that a block stored to, which are those that changed."""
-    found = {}
-    for number, p in enumerate(asked.arguments):
-        if not isinstance(p, TensorParameter) or not p.output:
-            continue
-        bits = BITS[DTYPE_BYTES[p.dtype]]
-        places, values = [np.empty(0, np.int64)], [np.empty(0, bits)]
-        for offset, page in sorted(one.pages[p.name], key=lambda page: page[0]):
-            stored = page.view(bits)
-            before = asked.pool.read(number, offset, offset + page.nbytes).view(bits) if p.inout else np.iinfo(bits).max
-            own = np.flatnonzero(stored != before)
-            places.append(own + offset // stored.itemsize)
-            values.append(stored[own])
-        found[p.name] = np.concatenate(places), np.concatenate(values)
-    return found
-
-
-def check_cover(item: Item, problem: FolderProblem, asked: BlockLaunch, found: Sequence[Stored]) -> None:
-    """Raise WrongBlock if the blocks' shares leave out some of an output, NothingWritten if all shares are empty.
-
-    If all blocks were run the check is exact. Otherwise the mean share of the chosen blocks, times the number of
-    blocks, must fall short of the output by more than chance explains. For integers and in-place outputs only
-    NothingWritten is raised, because a kernel may have written the value that was there.
-    """
-    total, size = prod(asked.launch.grid), prod(shape_of(item, problem))
-    parts = [own[item.name][0] for own in found]
-    shares = np.array([len(places) for places in parts], np.float64)
-    parameter = next(p for p in asked.arguments if p.name == item.name)
-    kept = isinstance(parameter, TensorParameter | TensorArgument) and parameter.inout
-    if not shares.any() and not kept:
-        raise NothingWritten(f"none of {len(parts)} blocks wrote any of {item.name}", item.name)
-    if kept or not TORCH_DTYPES[item.dtype].is_floating_point:
-        return
-    if len(parts) == total:
-        missing = size - len(np.unique(np.concatenate(parts)))
-        if missing:
-            raise WrongBlock(f"{missing} of {size} elements of {item.name} were written by no block")
-        return
-    most = shares.mean() + _SIGMAS * shares.std() / np.sqrt(len(shares))
-    if max(most * total, shares.sum()) < size:
-        each = f"{shares.mean():.0f} elements of {item.name} each"
-        raise WrongBlock(f"{len(parts)} of {total} blocks wrote {each}: all of them cannot cover its {size}")
-
-
-def with_tiles(
-    definition: Definition, problem: FolderProblem, asked: BlockLaunch, found: Sequence[Stored]
-) -> list[Stored]:
-    """Return the stores with those added that a block omitted in its tile: the present value counts as written.
-
-    An omission by a late block is thus compared: the poison, or the previous contents of an in-place tensor. Raises
-    WrongBlock if a block wrote nothing.
-    """
-    more: list[dict[str, tuple[np.ndarray, np.ndarray]]] = [dict(own) for own in found]
-    numbers = np.array([block.number for block in asked.blocks[: len(found)]])
-    for number, p in enumerate(asked.arguments):
-        if not isinstance(p, TensorParameter) or not p.output:
-            continue
-        item = next(item for item in definition.outputs if item.name == p.name)
-        tiles = tiles_of(shape_of(item, problem), asked.launch.grid, numbers, [own[p.name][0] for own in found])
-        if tiles is None:
-            continue
-        bits, idle = BITS[DTYPE_BYTES[p.dtype]], TORCH_DTYPES[item.dtype].is_floating_point and not p.inout
-        for block, own, tile in zip(numbers, more, tiles, strict=True):
-            places, values = own[p.name]
-            if idle and tile.size and not any(stored.size for stored, _ in own.values()):
-                first = ", ".join(map(str, np.unravel_index(tile[0], shape_of(item, problem))))
-                raise WrongBlock(
-                    f"block {block} wrote nothing: by the others' places its part of {p.name} is at [{first}]"
-                )
-            left = np.setdiff1d(tile, places, assume_unique=True)
-            held = np.full(len(left), np.iinfo(bits).max, bits)
-            if p.inout:
-                held = asked.pool.take(number, left, DTYPE_BYTES[p.dtype]).reshape(-1).view(bits)
-            own[p.name] = np.concatenate([places, left]), np.concatenate([values, held])
-    return list(more)
-
-
-def tiles_of(
-    shape: Sequence[int], grid: tuple[int, int, int], numbers: np.ndarray, stored: Sequence[np.ndarray]
-) -> list[np.ndarray] | None:
-    """Return the elements of an output in each block's tile, determined by where others stored; None if unclear.
-
-    They are clear if the first index along each dimension, or along neighbouring ones taken as one, is a linear
-    function of the block's position in the grid, each axis of which steps along one dimension. A block's tile is then
-    as long as the step. A grid may have blocks beyond an output's end, whose tiles are empty.
-    """
-    wrote = np.array([bool(places.size) for places in stored])
-    if wrote.sum() < _LEAST_FITTED:
-        return None
-    x, y, _ = grid
-    at = np.stack([np.ones(len(numbers), np.int64), numbers % x, numbers // x % y, numbers // (x * y)], axis=1)
-    at = at[:, [True, *(size > 1 for size in grid)]]
-    for dimensions in _joined(tuple(shape)):
-        unravelled = (np.unravel_index(places, dimensions) for places in stored if places.size)
-        firsts = np.array([[along.min() for along in place] for place in unravelled])
-        linear = _steps(at[wrote], firsts)
-        if linear is None:
-            continue
-        along = zip(np.abs(linear[1:]).T, dimensions, strict=True)
-        lengths = np.array([min((step for step in each if step), default=size) for each, size in along], np.int64)
-        starts = at @ linear
-        if prod(lengths.tolist()) > _LARGEST_TILE or (firsts >= starts[wrote] + lengths).any():
-            continue
-        ends = np.minimum(starts + lengths, dimensions)
-        return [
-            _flat(dimensions, [np.arange(max(0, a), b) for a, b in zip(start, end, strict=True)])
-            for start, end in zip(starts, ends, strict=True)
-        ]
-    return None
-
-
-def _steps(at: np.ndarray, firsts: np.ndarray) -> np.ndarray | None:
-    """Return integers whose product with `at` is at most `firsts`, and equal to it for a fifth of the blocks.
-
-    None if there are none, or if an axis of the grid steps along no dimension, or along several. Some first elements
-    come after the start of their tile, if the value there did not change.
-    """
-    random = np.random.default_rng(0)
-    for _ in range(_TRIES):
-        some = random.choice(len(at), at.shape[1], replace=False)
-        found = np.rint(np.linalg.lstsq(at[some], firsts[some], rcond=None)[0]).astype(np.int64)
-        later = firsts - at @ found
-        if (later < 0).any() or later.any(axis=1).mean() > _LATER:
-            continue
-        return found if ((found[1:] != 0).sum(axis=1) == 1).all() else None
-    return None
-
-
-def _joined(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield the shape, and those in which neighbouring dimensions are joined, down to a single dimension."""
-    for cuts in sorted(product((True, False), repeat=len(shape) - 1), key=sum, reverse=True) if shape else ():
-        sizes = [shape[0]]
-        for size, cut in zip(shape[1:], cuts, strict=True):
-            if cut:
-                sizes.append(size)
-            else:
-                sizes[-1] *= size
-        yield tuple(sizes)
 
 
 # Find axes along which a reference computes each output only from the inputs at the same place. // Along them a few

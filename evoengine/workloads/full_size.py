@@ -88,6 +88,8 @@ class FullCase(Generic[P]):
     """maximum number of rectangles that a block writes, one after the other"""
     tile_bytes: int = 0
     """bytes of inputs for one of several rectangles, including those that are read ahead"""
+    many_pages: bool = False
+    """whether its blocks may touch more pages than the emulator holds, so that only the executor judges it"""
     tiles: int = 0
     """number of tiles that are run, each by all the blocks that share it; 0 where no tile has several blocks"""
 

@@ -291,6 +291,22 @@ def test_a_block_that_may_not_have_begun_when_others_reach_it_is_named_under_eve
                 pair(execute, body, seed, start="__syncthreads();")
 
 
+RELAXED = """
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+"""
+
+
+def test_a_relaxed_meeting_orders_no_access_before_the_end_of_the_block(execute):
+    """As in the emulator. One at which blocks begin, and one behind a fence, are right."""
+    fence = 'asm volatile("fence.acq_rel.cluster;" ::: "memory");'
+    for seed in SEEDS:
+        assert pair(execute, READS, seed, start=RELAXED + "cluster_sync();", end="").any()
+        assert pair(execute, READS.replace("cluster_sync();", fence + RELAXED), seed, end="").any()
+        with pytest.raises(KernelRaced, match="ends, whose shared memory .*: nothing orders the two"):
+            pair(execute, READS.replace("cluster_sync();", RELAXED), seed, end="")
+
+
 def test_a_cluster_of_which_a_block_does_not_come_hangs(execute):
     with pytest.raises(KernelHung):
         pair(execute, "if (blockIdx.x % 2) cluster_sync(); else barrier_wait(barrier, 0);")

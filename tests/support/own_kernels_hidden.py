@@ -430,7 +430,22 @@ extern "C" __global__ void no_nan(const float* x, float* y, int n) {
      ("infinities stay", "isinf(x[i]) ? copysignf(1e4f, x[i]) : ", "")),
 )  # fmt: skip
 
+DOUBLED_IN_RUNS = OwnKernel(
+    "doubled_in_runs", {"n": 400000000}, {"x": "float32[n]"}, {"y": "float32[n]"}, "return 2 * x", {"BLOCK": [256, 128]}, ["BLOCK"],
+    ["ceil_div(n, 4 * BLOCK)"], """
+extern "C" __global__ void doubled_in_runs(const float* x, float* y, int n) {
+    for (int k = 0; k < 4; ++k) {
+        int i = (blockIdx.x * 4 + k) * BLOCK + threadIdx.x;
+        if (i < n) y[i] = 2 * x[i];
+    }
+}
+""",
+    (("a block's number in 16 bits", "(blockIdx.x * 4", "((blockIdx.x & 0xffff) * 4"),
+     ("a block's number in 17 bits", "(blockIdx.x * 4", "((blockIdx.x & 0x1ffff) * 4"))
+)  # fmt: skip
+
 KERNELS = (
     IN_PLACE, COLUMN_SUM, ROW_SUMS, SERIAL_SUMS, COUNTED_SUMS, ROW_SCALE, IN_FOURS, LONG_SUM, NIBBLES, BYTES, AXPY, LARGER, MASKED_SOFTMAX, DOUBLED, INVERSE,
     LOGARITHM, OVER_HALF, QUANTISED, SIGNS, MEANS, RUNNING, NEGATED, POSITIVE, RAISED, SCALED, NO_NAN,
+    DOUBLED_IN_RUNS,
 )  # fmt: skip

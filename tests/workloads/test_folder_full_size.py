@@ -20,14 +20,9 @@ from evoengine.workloads.folder import FolderWorkload
 from evoengine.workloads.folder_cases import own_extents, shorter_lengths
 from evoengine.workloads.folder_check import check_reference
 from evoengine.workloads.folder_definition import size_rules
-from evoengine.workloads.folder_full_size_tensors import (
-    BITS,
-    check_cover,
-    independent_axes,
-    stored_elements,
-    with_tiles,
-)
+from evoengine.workloads.folder_full_size_tensors import independent_axes
 from evoengine.workloads.folder_groups import Grouping, groupings
+from evoengine.workloads.folder_tiles import BITS, check_cover, stored_elements, with_tiles
 
 SPACE = """kernel = "two"
 [knobs]

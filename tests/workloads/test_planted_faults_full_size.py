@@ -173,6 +173,7 @@ C_32 = "(long long)row * to.n + col", "row * to.n + col"
 W4A16_TILES, GEMM_TILES = "w4a16:m16,n33792,k4096,fp16", "gemm:m16,n16896,k4096,bf16,b_nk"
 W4A16_HUGE, GEMM_HUGE = "w4a16:m140000,n80000,k1152,fp16", "gemm:m140000,n80000,k1088,bf16,b_nk"
 GEMM_MANY, GEMM_DEEP = "gemm:m256,n40000,k8192,bf16,b_nk", "gemm:m64,n1024,k32768,bf16,b_nk"
+CONV_TILES, CONV_HUGE = "conv2d:n64,c64,h28,w28,k1280,r3,s3,pad1,bf16", "conv2d:n40,c16,h512,w512,k256,r3,s3,pad1,bf16"
 SPLIT = {"family": "mma", "split_k": 4}
 STREAM = {"family": "mma", "split_k": 1, "stream_steps": 8}
 STREAM_WGMMA = {"family": "wgmma", "split_k": 1, "stream_steps": 10}
@@ -204,8 +205,17 @@ SHARED = [
     ("gemm stream by wgmma, sums in 32 bits", STREAM_WGMMA, GEMM_HUGE, *SUMS_32),
     ("gemm stream in clusters, a tile's counter in 8 bits", STREAM_CLUSTER, GEMM_MANY, *COUNTER),
     ("gemm stream in clusters, sums in 32 bits", STREAM_CLUSTER, GEMM_HUGE, *SUMS_32),
+    ("conv2d split, a tile's counter in 8 bits", SPLIT, CONV_TILES, *COUNTER),
+    ("conv2d split, a tile's sums in 8 bits", SPLIT, CONV_TILES, *SUMS),
+    ("conv2d split, sums in 32 bits", SPLIT, CONV_HUGE, *SUMS_32),
+    ("conv2d split, y in 32 bits", SPLIT, CONV_HUGE, *C_32),
+    ("conv2d split, a part's first step in 6 bits", SPLIT, "conv2d:n1,c1024,h14,w14,k256,r3,s3,pad1,bf16", "part * share + min(part, left), share +", "(part * share + min(part, left)) % 64, share +"),
 ]  # fmt: skip
-SMALL = {"w4a16": "w4a16:m16,n8192,k4096,fp16", "gemm": "gemm:m16,n4096,k4096,bf16,b_nk"}
+SMALL = {
+    "conv2d": "conv2d:n1,c256,h14,w14,k256,r3,s3,pad1,bf16",
+    "w4a16": "w4a16:m16,n8192,k4096,fp16",
+    "gemm": "gemm:m16,n4096,k4096,bf16,b_nk",
+}
 
 
 @planted(("wanted", "problem", "old", "new"), SHARED, "w4a16 split, a tile's counter")
@@ -220,6 +230,21 @@ def test_a_fault_of_blocks_that_share_tiles_is_caught_in_machine_code(kernel_gat
         assert found.correct == right, found.reason or "the fault escaped"
 
 
+@pytest.mark.exhaustive
+def test_a_stream_of_many_steps_is_judged_by_the_executor_alone(kernel_gate):
+    """Its blocks touch more pages than the emulator has."""
+    gate = kernel_gate(GEMM_HUGE.replace(",b_nk", ""))
+    config = {**kernel_gate(SMALL["gemm"]).configuration(STREAM), "stream_steps": 192}
+    plans = Plans([], (), full_plan(gate.space, gate.target, config)[:1])
+    for source, right in ((gate.source(config), True), (gate.doctored(config, *C_32), False)):
+        found = execute(gate.target.workload, source, compile_source(source, gate.target.gpu.arch), plans, seed=7)
+        assert found.correct == right, found.reason or "the fault escaped"
+    found = emulate(gate.target.workload, gate.source(config), plans, seed=7, arch=gate.target.gpu.arch)
+    assert [case.part for case in found.cases] == [
+        "no block at full size: they touch more memory than the emulator has"
+    ]
+
+
 SHARING = (
     "w4a16:m16,n4096,k4096,fp16",
     "w4a16:m64,n4096,k14336,bf16,g32,zeros,bias",
@@ -228,6 +253,8 @@ SHARING = (
     "gemm:m512,n4104,k14336,bf16",
     "gemm:b3,m500,n520,k4104,fp16,bias_gelu,residual",
     "gemm:m256,n1024,k4096,bf16,swiglu",
+    "conv2d:n1,c256,h14,w14,k256,r3,s3,pad1,bf16",
+    "conv2d:n2,c512,h14,w14,k520,r1,s1,fp16,bias_relu,residual",
 )
 
 

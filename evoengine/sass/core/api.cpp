@@ -76,6 +76,18 @@ std::deque<Sparse> sparse_of(const SassLaunch& from, std::vector<Allocation>& al
   return found;
 }
 
+// What `write_trace` of launches.cpp says of tracked pages.
+std::vector<HeldPage> held_pages(const u8* from, u64 bytes) {
+  std::vector<HeldPage> found;
+  for (const u8* at = from; at < from + bytes;) {
+    HeldPage& page = found.emplace_back();
+    std::memcpy(&page.offset, at, 8), std::memcpy(&page.argument, at + 8, 4), std::memcpy(&page.bytes, at + 12, 4);
+    page.contents = at + 16, page.marks = page.contents + page.bytes;
+    at = page.marks + page.bytes;
+  }
+  return found;
+}
+
 // The allocations, with copies of those that are written and held whole, so that a kernel's counters start again.
 struct Copied {
   std::vector<Allocation> allocations;
@@ -180,7 +192,8 @@ uint64_t sass_clusters_ended() { return clusters_ended; }
 static thread_local std::vector<u8> last_traces;
 
 int sass_run_blocks(void* program, const SassLaunch* from, const uint64_t* blocks, const uint64_t* limits, int count,
-                    int together, const uint8_t* pool, uint64_t pool_pages, uint64_t limit, char* message, int size) {
+                    int together, const uint8_t* pool, uint64_t pool_pages, int tracked, const uint8_t* held,
+                    uint64_t held_bytes, uint64_t limit, char* message, int size) {
   return guarded(
       [&] {
         Launch launch = launch_of(*from);
@@ -190,12 +203,13 @@ int sass_run_blocks(void* program, const SassLaunch* from, const uint64_t* block
         std::vector<Allocation> allocations = allocations_of(*from);
         Pool pooled{pool, pool_pages};
         std::deque<Sparse> sparse = sparse_of(*from, allocations, pooled);
+        for (Sparse& one : sparse) one.tracked = tracked && one.kind != SparseKind::Input;
         std::vector<ChosenBlock> chosen;
         chosen.reserve(size_t(count));
         for (int n = 0; n < count; n++) chosen.push_back({cluster_starts(launch, blocks + n, 1)[0], limits[n]});
         last_traces.clear();
         last_traces = run_blocks(*static_cast<Program*>(program), launch, allocations, banks.data(), from->seed, chosen,
-                                 size_t(together), limit);
+                                 size_t(together), held_pages(held, held_bytes), limit);
       },
       message, size);
 }

@@ -221,7 +221,7 @@ Step arrive_at_cluster(Context& c, const Instruction& i) {
   if (w.cluster_arrived & c.lanes) throw Fault{named(i) + ": arrives again before it has waited"};
   w.cluster_arrived |= c.lanes;
   w.cluster_generation = w.block->cluster->generation;
-  if (Order* order = order_of(c)) order->arrive_at_barrier(w, order->of_cluster());
+  if (Order* order = order_of(c)) order->arrive_at_cluster(w);
   check_cluster_barrier(*w.block->cluster);
   return Step::Done;
 }

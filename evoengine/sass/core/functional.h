@@ -41,12 +41,20 @@ struct ChosenBlock {
   u64 number, input_limit;
 };
 
-// Runs blocks (of a cluster: all of it), each by itself, over sparse allocations that are as if never touched and
-// others as they are; or each `together` of them in turn over the same, with one trace. Returns traces, one behind the
-// other, as `read_traces` in evoengine/devices/pool.py reads them. Throws Fault with the place, also where a block
-// executes more than `limit` warp instructions.
+// A page that a tracked sparse allocation has before the blocks run.
+struct HeldPage {
+  u64 offset;
+  u32 argument, bytes;
+  const u8 *contents, *marks;
+};
+
+// Runs blocks (of a cluster: all of it), each by itself, over sparse allocations that are as if never touched but for
+// what is `held`, and others as they are; or each `together` of them in turn over the same, with one trace. Returns
+// traces, one behind the other, as `read_traces` in evoengine/devices/pool.py reads them. Throws Fault with the place,
+// also where a block executes more than `limit` warp instructions.
 std::vector<u8> run_blocks(const Program&, const Launch&, const std::vector<Allocation>&, const std::vector<u8>* banks,
-                           u64 seed, const std::vector<ChosenBlock>&, size_t together, u64 limit);
+                           u64 seed, const std::vector<ChosenBlock>&, size_t together,
+                           const std::vector<HeldPage>& held, u64 limit);
 
 // What blocks do, for a model: `saw` is called after each instruction, `began` for each piece of asynchronous work.
 struct Observer {

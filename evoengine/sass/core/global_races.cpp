@@ -176,6 +176,7 @@ void Order::touch_global_range(const GlobalTouch& t, u32 lane, u64 offset, u64 b
 // ───────────────────────────────────────────────────────────────────────────────────────────────
 
 void Order::publish(const Warp& w, bool threadfence) {
+  settle_far(w);
   if (!world.fences) return;
   const u32 id = agent_of(w);
   refresh(w);

@@ -211,7 +211,7 @@ void mark_written(const Allocation& a) {
     for (u32 entry : entries) a.written[word] |= u8(entry & 15);
 }
 
-// Appends what one block touched of sparse allocations.
+// Appends what one block touched of sparse allocations; of tracked ones the marks follow upon the contents.
 void write_trace(std::vector<u8>& to, u64 block, bool given_up, const std::vector<Allocation>& allocations) {
   auto put = [&](const auto& value) {
     const u8* bytes = reinterpret_cast<const u8*>(&value);
@@ -224,10 +224,12 @@ void write_trace(std::vector<u8>& to, u64 block, bool given_up, const std::vecto
     if (!a.sparse) continue;
     for (const auto& [number, page] : a.sparse->pages) {
       const SparseKind kind = a.sparse->kind;
-      const bool told = kind == SparseKind::Output || kind == SparseKind::Zeroed || kind == SparseKind::InOut;
+      const bool told =
+          a.sparse->tracked || kind == SparseKind::Output || kind == SparseKind::Zeroed || kind == SparseKind::InOut;
       const u32 size = told ? a.sparse->size_of(number) : 0;
       put(u64(number * PAGE)), put(a.sparse->argument), put(size);
       to.insert(to.end(), page.get(), page.get() + size);
+      if (a.sparse->tracked) to.insert(to.end(), page.get() + PAGE, page.get() + PAGE + size);
     }
   }
 }
@@ -417,7 +419,7 @@ Ran run(const Program& program, const Launch& launch, std::vector<Allocation> al
 
 std::vector<u8> run_blocks(const Program& program, const Launch& launch, const std::vector<Allocation>& allocations,
                            const std::vector<u8>* banks, u64 seed, const std::vector<ChosenBlock>& blocks,
-                           size_t together, u64 limit) {
+                           size_t together, const std::vector<HeldPage>& held, u64 limit) {
   std::vector<u8> traces;
   for (size_t n = 0; n < blocks.size(); n++) {
     const ChosenBlock& block = blocks[n];
@@ -430,6 +432,8 @@ std::vector<u8> run_blocks(const Program& program, const Launch& launch, const s
       a.sparse->last = ~0ull;
       a.sparse->pool->touched = 0;
       a.sparse->pool->limit = block.input_limit;
+      for (const HeldPage& page : held)
+        if (page.argument == a.sparse->argument) a.sparse->hold(page.offset, page.contents, page.marks, page.bytes);
     }
     World world(program, launch);
     bool given_up = false;

@@ -191,6 +191,11 @@ void Order::meet(const Warp& w, u32 lanes) {
 // ── barriers ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 void Order::arrive(const Warp& w, Meeting& at) {
+  settle_far(w);
+  hand_on(w, at);
+}
+
+void Order::hand_on(const Warp& w, Meeting& at) {
   const u32 id = agent_of(w);
   join(at.coming, agents[id].view);
   advance(id);
@@ -201,7 +206,7 @@ void Order::arrive_at_barrier(const Warp& w, Meeting& at) {
   if (world.proxies)
     for (const int id : of_lanes[first_warp[w.block->rank] + u32(w.number)])
       if (id >= 0) agents[id].arrived = std::max(agents[id].arrived, seen[id]);
-  arrive(w, at);
+  hand_on(w, at);
 }
 
 void Order::acquire(const Warp& w, const Meeting& from) {

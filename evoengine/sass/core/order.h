@@ -77,6 +77,8 @@ enum class Touch : u8 { Read, Write, Atomic };
 struct FarTouch {
   u32 agent, time, index, lane;
   Touch kind;
+  bool fenced = false;  // whether a fence or an mbarrier's arrival follows, by whoever knows it
+  bool left = false;    // whether an arrival at the cluster's barrier came before that: it hands on no unfenced access
 };
 
 // An instruction that accesses global memory which a kernel may write.
@@ -113,8 +115,9 @@ class Order {
   void read_lines(Warp&, const Instruction&, AgentKind, const u32* lines, size_t count);
 
   // ── release and acquire ──
-  void arrive(const Warp&, Meeting&);
-  void arrive_at_barrier(const Warp&, Meeting&);  // of the block or the cluster, no mbarrier
+  void arrive(const Warp&, Meeting&);             // at an mbarrier
+  void arrive_at_barrier(const Warp&, Meeting&);  // of the block
+  void arrive_at_cluster(const Warp&);
   void acquire(const Warp&, const Meeting&);
   static void pass(Meeting&);  // the phase is complete
   Meeting& barrier(u32 rank, u32 index) { return barriers[rank * 16 + index]; }
@@ -166,6 +169,8 @@ class Order {
   u64 store_of(u32 rank, int warp, int index) const;
   [[noreturn]] void race(const Toucher&, u32 rank, u32 offset, u32 lane, u64 entry, bool wrote) const;
   void note_far(const FarTouch&, u32 rank);
+  void settle_far(const Warp&);
+  void hand_on(const Warp&, Meeting&);
   [[noreturn]] void misses(const FarTouch&, u32 rank, const char* what) const;
   bool knows_begun(const std::vector<u32>& seen, u32 rank) const;
 

@@ -131,10 +131,28 @@ void Order::note_far(const FarTouch& touch, u32 rank) {
   held.push_back(touch);
 }
 
+// barrier.cluster.arrive.relaxed, which is UCGABAR_ARV without a MEMBAR before it, orders no accesses to memory.
+void Order::arrive_at_cluster(const Warp& w) {
+  const std::vector<u32>& seen = agents[agent_of(w)].view.seen;
+  for (std::vector<FarTouch>& held : far)
+    for (FarTouch& t : held)
+      if (seen[t.agent] >= t.time || t.agent == agent_of(w)) t.left |= !t.fenced;
+  arrive_at_barrier(w, cluster_barrier);
+}
+
+void Order::settle_far(const Warp& w) {
+  const u32 id = agent_of(w);
+  const std::vector<u32>& seen = agents[id].view.seen;
+  for (std::vector<FarTouch>& held : far)
+    for (FarTouch& t : held)
+      if (seen[t.agent] >= t.time || t.agent == id) t.fenced = true, t.left = false;
+}
+
 void Order::end(const Warp& w, bool whole) {
   const u32 rank = w.block->rank;
   const std::vector<u32>& seen = agents[agent_of(w)].view.seen;
-  std::erase_if(far[rank], [&](const FarTouch& t) { return t.agent < seen.size() && seen[t.agent] >= t.time; });
+  std::erase_if(far[rank],
+                [&](const FarTouch& t) { return t.agent < seen.size() && seen[t.agent] >= t.time && !t.left; });
   if (!whole) return;
   is_over[rank] = true;
   if (!far[rank].empty()) misses(far[rank].front(), rank, "ends");

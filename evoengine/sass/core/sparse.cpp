@@ -27,7 +27,7 @@ u8* Sparse::page(u64 number) {
       pages.erase(number);
       throw GivenUp{};
     }
-    found.reset(new u8[PAGE]);
+    fresh(number);
     if (given)
       std::memcpy(found.get(), pool->pages + mixed(number ^ u64(argument + 1) << 48) % pool->count * PAGE, PAGE);
     else std::memset(found.get(), kind == SparseKind::Zeroed ? 0 : UNWRITTEN, PAGE);
@@ -36,10 +36,26 @@ u8* Sparse::page(u64 number) {
   return last_page = found.get();
 }
 
+u8* Sparse::fresh(u64 number) {
+  std::unique_ptr<u8[]>& found = pages[number];
+  found.reset(new u8[tracked ? 2 * PAGE : PAGE]);
+  if (tracked) std::memset(found.get() + PAGE, 0, PAGE);
+  return found.get();
+}
+
+void Sparse::hold(u64 offset, const u8* contents, const u8* marks, u32 size) {
+  u8* to = fresh(offset / PAGE);
+  std::memset(to, UNWRITTEN, PAGE);
+  std::memcpy(to, contents, size);
+  for (u32 n = 0; n < size; n++) to[PAGE + n] = marks[n] & WRITTEN;
+}
+
 void Sparse::load(u64 offset, void* to, u32 size) {
   for (u8* at = static_cast<u8*>(to); size;) {
     const u32 within = u32(offset % PAGE), part = std::min(size, PAGE - within);
-    std::memcpy(at, page(offset / PAGE) + within, part);
+    u8* from = page(offset / PAGE) + within;
+    std::memcpy(at, from, part);
+    for (u8* mark = from + PAGE; tracked && mark < from + PAGE + part; mark++) *mark |= *mark & WRITTEN ? 0 : MISSED;
     at += part, offset += part, size -= part;
   }
 }
@@ -47,7 +63,9 @@ void Sparse::load(u64 offset, void* to, u32 size) {
 void Sparse::store(u64 offset, const void* from, u32 size) {
   for (const u8* at = static_cast<const u8*>(from); size;) {
     const u32 within = u32(offset % PAGE), part = std::min(size, PAGE - within);
-    std::memcpy(page(offset / PAGE) + within, at, part);
+    u8* to = page(offset / PAGE) + within;
+    std::memcpy(to, at, part);
+    for (u8* mark = to + PAGE; tracked && mark < to + PAGE + part; mark++) *mark |= WRITTEN | WRITTEN_NOW;
     at += part, offset += part, size -= part;
   }
 }

@@ -23,9 +23,13 @@ struct Pool {
 
 struct GivenUp {};  // thrown where a block touches more of the inputs than it may
 
+// Of each byte of a tracked page, which lie behind its contents.
+constexpr u8 WRITTEN = 1, MISSED = 2, WRITTEN_NOW = 4;  // at any time; read before that; by the blocks that run now
+
 struct Sparse {
   SparseKind kind = SparseKind::Input;
-  u32 argument = 0;  // its number among the launch's
+  bool tracked = false;  // whether pages have marks
+  u32 argument = 0;      // its number among the launch's
   u64 bytes = 0;
   Pool* pool = nullptr;
   std::unordered_map<u64, std::unique_ptr<u8[]>> pages;  // by number
@@ -34,10 +38,12 @@ struct Sparse {
 
   void load(u64 offset, void* to, u32 size);
   void store(u64 offset, const void* from, u32 size);
+  void hold(u64 offset, const u8* contents, const u8* marks, u32 size);  // a page as earlier kernels left it
   u32 size_of(u64 page) const { return u32(bytes - page * PAGE < PAGE ? bytes - page * PAGE : PAGE); }
 
  private:
   u8* page(u64 number);
+  u8* fresh(u64 number);
 };
 
 }  // namespace sass

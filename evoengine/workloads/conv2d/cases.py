@@ -14,7 +14,8 @@ from math import prod
 import numpy as np
 
 from evoengine.devices.base import DTYPE_BYTES
-from evoengine.records import Config, Plan
+from evoengine.devices.pool import PAGE
+from evoengine.records import Config, Launch, Plan
 from evoengine.workloads.base import Case, LaunchOf
 from evoengine.workloads.conv2d.problem import CHUNK, Conv2dProblem
 from evoengine.workloads.coverage import (
@@ -27,7 +28,7 @@ from evoengine.workloads.coverage import (
     visits_by_block,
 )
 from evoengine.workloads.full_size import FullCase
-from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, SQUARES
+from evoengine.workloads.gemm.cases import LONG, MOST_TILES, MOST_WORK, SQUARES, planned
 from evoengine.workloads.gemm.coverage import (
     A_SQUARE,
     ALIKE,
@@ -301,20 +302,32 @@ def _together(p: Conv2dProblem, config: Config) -> Iterator[str]:
 # ── at full size ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def full_plan(problem: Conv2dProblem, config: Config, launch_of: LaunchOf) -> Plan:
-    """Return the whole grid over few steps, and one block over all channels, or as many as are affordable.
+MOST_PAGES = 1 << 15
+"""limit of the pages of inputs of tiles that are run together, half of what the emulator has"""
 
-    All of x exists if offsets into it may need more than 32 bits. None if blocks share tiles.
+
+def full_plan(problem: Conv2dProblem, config: Config, launch_of: LaunchOf) -> Plan:
+    """Return the whole grid over few steps, and one block, or all of some tiles, over as many channels as affordable.
+
+    All of x exists if offsets into it may need more than 32 bits.
     """
-    if "tile_m" not in config or sums_in_memory(config):
+    if "tile_m" not in config:
         return []
     p, channels = problem, min(problem.channels, deepest(problem, config))
     part = None if channels == p.channels else f"{channels:,} of {p.channels:,} channels"
     few, deep = replace(p, channels=min(p.channels, _deep(p, config, 2))), replace(p, channels=channels)
-    found = [
-        (FullCase("full grid", few, p, config), launch_of(few)),
-        (FullCase("own channels", deep, p, config, "one drawn", part), launch_of(deep)),
-    ]
+    cases = [FullCase("full grid", few, p, config), FullCase("own channels", deep, p, config, "one drawn", part)]
     if DTYPE_BYTES[p.dtype] * prod(p.shape("x")) >= 1 << 31:
-        found.append((FullCase("all of x", deep, p, config, "last", part), launch_of(deep)))
-    return found
+        cases.append(FullCase("all of x", deep, p, config, "last", part))
+    return [(replace(case, tiles=_shared_tiles(case)), launch_of(case.problem)) for case in cases]
+
+
+def _shared_tiles(case: FullCase[Conv2dProblem]) -> int:
+    """Return how many tiles are run by all their blocks, as of the product, if windows are not spread over too much."""
+    p, config = case.problem, case.config
+    if not sums_in_memory(config):
+        return 0
+    of_product, _ = planned(FullCase(case.name, p.gemm, p.gemm, config, case.blocks), Launch((1, 1, 1), 1, 0))
+    (rows, columns, _), pixel = tile_sizes(config), DTYPE_BYTES[p.dtype] * p.channels
+    pages = _taps(p) * rows * (pixel // PAGE + 2) + columns * (_taps(p) * pixel // PAGE + 2)
+    return max(1, min(of_product.tiles, MOST_PAGES // pages))

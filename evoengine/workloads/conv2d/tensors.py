@@ -9,15 +9,23 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import conv2d, pad
 
-from evoengine.devices.pool import BlockLaunch, BlockTrace
-from evoengine.records import Config
+from evoengine.devices.pool import BlockLaunch, BlockTrace, ChosenBlock
+from evoengine.records import Config, Launch
 from evoengine.workloads.base import Case, Drawn, Inputs, Outputs, Sample, Tensors, WrittenPart
 from evoengine.workloads.conv2d.cases import VALUES, tile_sizes
 from evoengine.workloads.conv2d.problem import Conv2dProblem
 from evoengine.workloads.coverage import Cell
 from evoengine.workloads.full_size import FullCase
 from evoengine.workloads.gemm.coverage import ALIKE
-from evoengine.workloads.gemm.tensors import BEYOND_HALF, LARGE, behind_products, positive_numbers, whole_numbers
+from evoengine.workloads.gemm.tensors import (
+    BEYOND_HALF,
+    LARGE,
+    behind_products,
+    blocks_of,
+    positive_numbers,
+    possible_tiles,
+    whole_numbers,
+)
 from evoengine.workloads.tensors import TORCH_DTYPES, Read, Rectangle, RectangleFullSize
 
 SAMPLED_ROWS = 4
@@ -208,6 +216,12 @@ class Conv2dFullSize(RectangleFullSize[Conv2dProblem]):
     def values(self, case: FullCase[Conv2dProblem], normal: torch.Tensor) -> torch.Tensor:
         """Return whole numbers, whose sums are exact."""
         return whole_numbers(normal)
+
+    def blocks(self, case: FullCase[Conv2dProblem], launch: Launch, seed: int) -> list[ChosenBlock]:
+        return blocks_of(case, case.problem.gemm, launch, seed)
+
+    def tiles_of(self, case: FullCase[Conv2dProblem], asked: BlockLaunch) -> range:
+        return possible_tiles(case, case.problem.gemm, asked)
 
     def written_parts(
         self, case: FullCase[Conv2dProblem], asked: BlockLaunch, traces: Sequence[BlockTrace]

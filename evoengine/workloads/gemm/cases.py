@@ -42,6 +42,8 @@ MOST_WORK = 1 << 29
 """limit of a block's products over all of K, which take about a second"""
 MOST_ROWS = 24576
 """limit of the rows of B that a block reads, each of which takes a page or two in the emulator"""
+MOST_ROWS_OF_EXECUTOR = 1 << 17
+"""the same of the executor, which has memory for more"""
 MOST_BYTES = 1 << 27
 """limit of the bytes of A and B, in whole pages, for tiles that are run over the same memory: half of the emulator's"""
 MOST_TILES = 256
@@ -237,19 +239,21 @@ def full_plan(problem: GemmProblem, config: Config, launch_of: Callable[[GemmPro
     """
     if not {"tile_m", "tile_n", "tile_k"} <= config.keys():
         return []
-    p, tile_k, most = problem, int(config["tile_k"]), _most_steps(problem, config)
-    if most < 2:
+    p, tile_k, most = problem, int(config["tile_k"]), _most_steps(problem, config, MOST_ROWS)
+    many_pages = most < 2
+    if many_pages and _most_steps(problem, config, MOST_ROWS_OF_EXECUTOR) < 2:
         return []
-    k = few(deepest(p, config), tile_k, most)
+    k = few(deepest(p, config), tile_k, max(2, most))
 
     def case(
         name: str, own: GemmProblem, blocks: Literal["many", "last", "one drawn"] = "many", part: str | None = None
     ) -> tuple[FullCase[GemmProblem], Launch]:
-        return planned(FullCase(name, own, p, config, blocks, part), launch_of(own))
+        return planned(FullCase(name, own, p, config, blocks, part, many_pages=many_pages), launch_of(own))
 
     part = None if k == p.k else f"{k:,} of {p.k:,} products of each sum"
     cases = [case("full grid", replace(p, k=few(k, tile_k, few_steps(config))))]
-    cases.append(case("own k", replace(p, k=k), "one drawn", part))
+    if not many_pages:
+        cases.append(case("own k", replace(p, k=k), "one drawn", part))
     if DTYPE_BYTES[p.dtype] * prod(p.shape("a")) >= 1 << 31:
         own = replace(p, n=few(p.n, int(config["tile_n"]), 1))
         cases.append(case("full A", _less_deep(own, k, "m"), "last"))
@@ -264,12 +268,12 @@ def few_steps(config: Config) -> int:
     return stream_steps(config) + 1 if stream_steps(config) else 2 * split_k(config) if sums_in_memory(config) else 2
 
 
-def _most_steps(problem: GemmProblem, config: Config) -> int:
-    """Return how many steps of a tile there is memory for, where each is so many rows of A or of B in memory.
+def _most_steps(problem: GemmProblem, config: Config, rows: int) -> int:
+    """Return how many steps of a tile there is memory of `rows` for, where each is so many rows of A or of B in memory.
 
     The first and the last block of a stream's tile have rows of other tiles too.
     """
-    p, steps = problem, MOST_ROWS // tile_sizes(config)[2]
+    p, steps = problem, rows // tile_sizes(config)[2]
     if not stream_steps(config) or (p.a_layout, p.b_layout) == ("mk", "nk"):
         return max(2, steps)
     return steps // (len(p.operands) - 1) - 2 * stream_steps(config)
