@@ -55,9 +55,9 @@ const void* sass_printed(uint64_t* bytes);
 const void* sass_visits(uint64_t* count);
 
 // Runs blocks by themselves; see run_blocks in functional.h. `limits` are in bytes of sparse inputs, whose pages are
-// those of the pool: `pool_pages` of 4096 bytes; each `together` of the blocks share one memory. Where `tracked`, traces
-// have marks of the bytes of what kernels may write (sparse.h), and `held` is the pages of such a trace, `held_bytes` in
-// all, that memory has before. Returns as sass_run does.
+// those of the pool: `pool_pages` of 4096 bytes; each `together` of the blocks share one memory. Where `tracked`,
+// traces have marks of the bytes of what kernels may write (sparse.h), and `held` is the pages of such a trace,
+// `held_bytes` in all, that memory has before. Returns as sass_run does.
 int sass_run_blocks(void* program, const SassLaunch*, const uint64_t* blocks, const uint64_t* limits, int count,
                     int together, const uint8_t* pool, uint64_t pool_pages, int tracked, const uint8_t* held,
                     uint64_t held_bytes, uint64_t limit, char* message, int size);
