@@ -11,7 +11,7 @@ Terms = Mapping[str, float]
 FORMULA, MACHINE_CODE = "formula", "machine code"
 SAME_WITHIN = 0.02
 """Predictions that exceed the fastest one by no more than this do not tell which kernel is the fastest. By times of an
-H100, the simplest of them is as fast in the mean; from 5 % on it is slower (benchmarks/notes/model-accuracy.md)."""
+H100, the simplest of them is as fast on average; from 5 % on it is slower (benchmarks/notes/model-accuracy.md)."""
 
 
 def model_of(terms: Terms) -> str:

@@ -176,13 +176,10 @@ def search(
         resume = options.pop("resume") is not None
         here_alone = {"log_json": log_json, "write_space": write_space is not None, "detach": detach, "resume": resume}
         return _elsewhere(server, job, gpus, here_alone, as_json, options)
-    from evoengine.cli.progress import LiveProgress
+    from evoengine.cli.progress import EventLog, LiveProgress, print_summary
 
-    if log_json:
-        from evoengine.cli.progress import EventLog
     here = not (options["cluster"] or write_space or options["device"].startswith(RECORDED))
     with EventLog() if log_json else LiveProgress() as live, _begun_build(here) as begun:
-        from evoengine.cli.progress import print_summary
         from evoengine.tuning.search import SearchOptions
         from evoengine.tuning.tune import prepare, prepare_all
 

@@ -144,15 +144,12 @@ def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
         if not counts["complete"] and counts["end"] <= most:
             counts = count_block(program, launch, block, max(1, most // grid.together))
         left -= int(counts["instructions"])
-        if counts["complete"]:
-            return counts
-        if not (end := counts.pop("end")):
+        if not counts["complete"] and not counts["end"]:
             raise KernelFailure(
                 f"more than {most:,} warp instructions of block {block} and no end: "
                 "its work is not known, so no time can be predicted"
             )
-        share = counts["instructions"] / end
-        return {name: count / share for name, count in counts.items()}
+        return counts if counts["complete"] else _extrapolated(counts)
 
     if launch.unequal_indices and (work := _each_by_itself(program, launch, grid, of)):
         return work
@@ -194,11 +191,17 @@ def count(program: Program, launch: Launch, grid: Grid, at_once: int) -> Work:
     return _all_alike(_mean([of(grid.at(x, y)) for x, y, _ in edges], [weight for _, _, weight in edges]))
 
 
-def _is_crossed(program: Program, launch: Launch, grid: Grid, rows_differ: bool) -> bool:
-    """Return whether a cluster's length is told neither by its row nor by its column alone, as in half of a matrix.
+def _extrapolated(counts: Mapping[str, float]) -> Mapping[str, float]:
+    """Return the counts of a block to its end, which its loops tell, from those of its beginning."""
+    factor = counts["end"] / counts["instructions"]
+    return {name: count * factor for name, count in counts.items() if name != "end"}
 
-    `rows_differ` says which of the two is taken to tell it. One warp of some clusters inside the grid is counted; where
-    it waits for others, nothing is known and the result is False.
+
+def _is_crossed(program: Program, launch: Launch, grid: Grid, rows_differ: bool) -> bool:
+    """Return whether a cluster's length depends on both its row and its column, as in half of a matrix.
+
+    `rows_differ` says which of the two it was taken to depend on. One warp of some clusters inside the grid is counted;
+    where it waits for others, nothing is known and the result is False.
     """
 
     def lone(column: int, row: int) -> int:

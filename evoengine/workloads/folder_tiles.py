@@ -1,4 +1,4 @@
-"""Which elements of outputs and scratch memory blocks stored to, and which others are theirs by their place."""
+"""Find which elements of outputs and scratch memory belong to a block: what it stored to, and the rest of its tile."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def tiles_of(
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Where each block of a grid stores in a tensor: in a tile whose first indices are linear in its position."""
+    """Map each block of a grid to its tile of a tensor, whose first indices are linear in the block's position."""
 
     dimensions: tuple[int, ...]
     """those of the tensor, some of which may be joined"""

@@ -46,7 +46,7 @@ def test_the_json_has_every_figure_of_every_space_and_sampler(folder, tmp_path, 
         assert [figures[mark] for mark in ("50", "100", "200")] == [None] * 3  # the budget did not reach them
     assert png.read_bytes().startswith(b"\x89PNG")
     told = capsys.readouterr().out
-    assert "evolution" in told and told.count(" – ") >= 2 * 2 * 3  # two samplers, on the space and in the mean
+    assert "evolution" in told and told.count(" – ") >= 2 * 2 * 3  # two samplers, on the space and on average
     assert "signed rank against evolution" in " ".join(told.split())
 
 

@@ -303,6 +303,17 @@ bool compares_integers(const Instruction& i) {
   return (i.op == Op::ISETP || i.op == Op::UISETP) && i.operands.size() > 3;
 }
 
+// An operand of a comparison in the first executing lane. Constants are 0: they are the same in all blocks.
+double compared(const Context& c, const Operand& o) {
+  const int lane = __builtin_ctz(c.lanes);
+  switch (o.kind) {
+    case Kind::Register: return o.index == RZ ? 0 : i32(c.warp.r[o.index][lane]);
+    case Kind::Uniform: return o.index == URZ ? 0 : i32(c.warp.u[o.index]);
+    case Kind::Immediate: return i32(o.immediate);
+    default: return 0;
+  }
+}
+
 // Where an instruction of these goes, as an index; -1 where it is none. ptxas leaves loops by CALL.REL too.
 int target_of(const Instruction& i, std::initializer_list<Op> of) {
   if (std::find(of.begin(), of.end(), i.op) == of.end()) return -1;
@@ -311,8 +322,8 @@ int target_of(const Instruction& i, std::initializer_list<Op> of) {
   return i.op == Op::EXIT ? INT_MAX : -1;
 }
 
-// Tells from how its loops have gone when a block will end: what a comparison compares by which its first warp goes
-// round again or leaves comes nearer to each other each time.
+// Predicts from the loops of its first warp when a block will end: the operands of the comparison that repeats or
+// leaves a loop come nearer to each other each time.
 struct Ending : Counter {
   struct Loop {
     int begin, end;  // instructions
@@ -336,7 +347,8 @@ struct Ending : Counter {
         for (int leaves = begin; leaves <= end; leaves++) add(begin, end, leaves);
   }
 
-  // The branch at `leaves` goes round or leaves, by a predicate that a comparison before it in the loop has set.
+  // The branch at `leaves` repeats the loop or leaves it, by a predicate that a comparison before it in the loop has
+  // set.
   void add(int begin, int end, int leaves) {
     const Instruction& branch = program.code[size_t(leaves)];
     const int target = target_of(branch, {Op::BRA, Op::CALL, Op::EXIT});
@@ -366,19 +378,11 @@ struct Ending : Counter {
   }
 
   static double value(const Context& c, const Operand& o) {
-    const int lane = __builtin_ctz(c.lanes);
-    switch (o.kind) {
-      case Kind::Register: return o.index == RZ ? 0 : i32(c.warp.r[o.index][lane]);
-      case Kind::Uniform: return o.index == URZ ? 0 : i32(c.warp.u[o.index]);
-      case Kind::Immediate: return i32(o.immediate);
-      case Kind::Constant: {
-        const std::vector<u8>& bank = c.machine.banks[o.bank];
-        i32 found = 0;
-        if (o.offset >= 0 && size_t(o.offset) + 4 <= bank.size()) std::memcpy(&found, bank.data() + o.offset, 4);
-        return found;
-      }
-      default: return 0;
-    }
+    if (o.kind != Kind::Constant) return compared(c, o);
+    const std::vector<u8>& bank = c.machine.banks[o.bank];
+    i32 found = 0;
+    if (o.offset >= 0 && size_t(o.offset) + 4 <= bank.size()) std::memcpy(&found, bank.data() + o.offset, 4);
+    return found;
   }
 
   struct OfLoop {
@@ -452,21 +456,11 @@ struct FirstComparisons : Observer {
     if (at >= 0 && index != at) return;
     Compared& first = found[at < 0 ? size_t(index) : 0];
     if (!std::isnan(first.after)) return;
-    first = {value(c, i.operands[2]), value(c, i.operands[3]), double(seen)};
+    first = {compared(c, i.operands[2]), compared(c, i.operands[3]), double(seen)};
     if (at >= 0) throw LimitReached{};
   }
 
   void began(const Completion&) override {}
-
-  static double value(const Context& c, const Operand& o) {
-    const int lane = __builtin_ctz(c.lanes);
-    switch (o.kind) {
-      case Kind::Register: return o.index == RZ ? 0 : i32(c.warp.r[o.index][lane]);
-      case Kind::Uniform: return o.index == URZ ? 0 : i32(c.warp.u[o.index]);
-      case Kind::Immediate: return i32(o.immediate);
-      default: return 0;  // a constant is the same in all blocks
-    }
-  }
 };
 
 }  // namespace

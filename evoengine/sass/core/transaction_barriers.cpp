@@ -100,6 +100,14 @@ void order_access(Context& c, const Instruction& i, int lane, u32 address, Touch
   order->touch(c.warp, i, kind, 1u << lane, at.v, 8, nullptr);
 }
 
+// Gives each lane a barrier's word before its arrival, unless nobody wants it.
+Step give_state(Context& c, const Instruction& i, const Lanes (&state)[2]) {
+  if (i.operands[0].index == RZ) return Step::Done;
+  write(c, i.operands[0], state[0]);
+  write(c, i.operands[0], state[1], 1);
+  return Step::Done;
+}
+
 // SYNCS.EXCH.64 URZ, [UR8+0x10], UR4: mbarrier.init, whose value ptxas computes.
 Step initialise(Context& c, const Instruction& i) {
   Lanes places, low, high;
@@ -166,10 +174,7 @@ Step arrive(Context& c, const Instruction& i) {
     state[0].v[lane] = u32(before);
     state[1].v[lane] = u32(before >> 32);
   }
-  if (i.operands[0].index == RZ) return Step::Done;
-  write(c, i.operands[0], state[0]);
-  write(c, i.operands[0], state[1], 1);
-  return Step::Done;
+  return give_state(c, i, state);
 }
 
 // SYNCS.PHASECHK.TRANS64[.TRYWAIT] P0, [R4+UR8], R6: has the phase of the parity in bit 31 of R6 completed?
@@ -255,10 +260,7 @@ Step arrive_by_atomic(Context& c, const Instruction& i) {
     state[0].v[lane] = u32(before);
     state[1].v[lane] = u32(before >> 32);
   }
-  if (i.operands[0].index == RZ) return Step::Done;
-  write(c, i.operands[0], state[0]);
-  write(c, i.operands[0], state[1], 1);
-  return Step::Done;
+  return give_state(c, i, state);
 }
 
 // When the lane's copies so far have landed, it arrives, or they count as one that was expected (TRANSCNT).
